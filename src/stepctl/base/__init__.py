@@ -1,0 +1,1 @@
+"""What every room stands on: errors, durable files, names. Imports none of the others."""

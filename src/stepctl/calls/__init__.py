@@ -1,0 +1,1 @@
+"""The order of one call over the other rooms. No printing, no torch."""

@@ -1,0 +1,1 @@
+"""Lineages: checkpoints, manifests, the head and its rule, commits, pruning, verification."""

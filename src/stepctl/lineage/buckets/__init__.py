@@ -1,0 +1,1 @@
+"""Where lineages live: one file per kind behind one Protocol."""

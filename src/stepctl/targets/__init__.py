@@ -1,0 +1,1 @@
+"""Named places to train on, and live connections to them."""
