@@ -68,8 +68,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 class LedgerLine(Struct, frozen=True, kw_only=True):
     """One checkpoint of the ancestry, kept for ever in ``ledger.jsonl`` of each checkpoint (its own line is the last).
 
-    A run that committed on its way has several lines; its last one counts. ``supervised_tokens`` and ``num_examples``
-    are the run's.
+    A run that committed on its way has several lines; its last one counts.
     """
 
     checkpoint: str
@@ -86,12 +85,17 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """An append-only record that moves the start of the head's walk: ``at`` is a checkpoint or a root."""
+    """An append-only record that moves the start of the head's walk: ``at`` is a checkpoint or a root.
+
+    ``passed_over`` names the children that ``at`` had then: the walk takes none of them, so that a rollback ends at
+    ``at`` and the next checkpoint stored after it becomes the head.
+    """
 
     at: str
     reason: str
     run: str | None
     created_at: str
+    passed_over: tuple[str, ...] = ()
 
 
 def checkpoint_name(step: int, run: str) -> str:

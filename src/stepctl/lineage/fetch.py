@@ -1,0 +1,71 @@
+"""Getting a checkpoint out of a bucket: nothing is used before it is checked against the manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepctl.base.files import sha256_file
+from stepctl.lineage import layout
+from stepctl.lineage.buckets.base import Bucket
+from stepctl.lineage.manifest import damaged
+from stepctl.lineage.records import FileEntry, Manifest
+from stepctl.lineage.state import check_sizes
+from stepctl.lineage.tree import survey
+
+
+def fetch_checkpoint(bucket: Bucket, lineage: str, checkpoint: str, expected_sha256: str | None, to: Path) -> Manifest:
+    """Copy the files of a checkpoint into the folder ``to``, which holds them all verified when this returns.
+
+    Sizes are compared before anything is copied. A file that arrives different is copied once more.
+
+    Args:
+        expected_sha256: of the manifest's stored bytes, None when any will do.
+
+    Raises:
+        DamagedCheckpoint: a file, or the manifest, is not what it should be; the file and the difference are named.
+        BucketError: the storage fails.
+    """
+    tree = survey(bucket, lineage)
+    node = tree.nodes.get(checkpoint)
+    if node is None or node.pruned:
+        raise damaged(lineage, checkpoint, layout.MANIFEST, "is missing")
+    if node.manifest is None:
+        assert node.problem is not None
+        raise node.problem
+    if expected_sha256 is not None and node.sha256 != expected_sha256:
+        raise damaged(lineage, checkpoint, layout.MANIFEST, f"has sha256 {node.sha256}, expected {expected_sha256}")
+    check_sizes(tree, node.manifest)
+    prefix = layout.checkpoint_at(lineage, checkpoint)
+    bucket.fetch(prefix, [entry.path for entry in node.manifest.files], to)
+    bad = [entry for entry in node.manifest.files if _problem(to, entry)]
+    if bad:
+        bucket.fetch(prefix, [entry.path for entry in bad], to)
+    for entry in bad:
+        if problem := _problem(to, entry):
+            for each in node.manifest.files:
+                (to / each.path).unlink(missing_ok=True)
+            previous = next((name for name in tree.ancestry(checkpoint)[1:] if name in tree.complete), None)
+            raise damaged(lineage, checkpoint, entry.path, problem, previous=previous)
+    return node.manifest
+
+
+def check_folder(folder: Path, manifest: Manifest) -> None:
+    """Check the files of a checkpoint in a local folder.
+
+    Raises:
+        DamagedCheckpoint: one is missing, or not what the manifest says.
+    """
+    for entry in manifest.files:
+        if problem := _problem(folder, entry):
+            raise damaged(manifest.lineage, manifest.checkpoint, entry.path, problem)
+
+
+def _problem(folder: Path, entry: FileEntry) -> str | None:
+    path = folder / entry.path
+    if path.is_symlink() or not path.is_file():
+        return "is missing"
+    if (size := path.stat().st_size) != entry.size:
+        return f"has {size} bytes, the manifest says {entry.size}"
+    if (found := sha256_file(path)) != entry.sha256:
+        return f"has sha256 {found}, the manifest says {entry.sha256}"
+    return None

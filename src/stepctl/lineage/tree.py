@@ -1,0 +1,230 @@
+"""What the bucket has of one lineage, as a tree: complete checkpoints, pruned ones that ledgers name, damaged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from stepctl.base.errors import DamagedCheckpoint, StepctlError
+from stepctl.base.files import sha256_bytes
+from stepctl.base.names import check_name
+from stepctl.lineage import layout
+from stepctl.lineage.buckets.base import Absent, Bucket, Stored
+from stepctl.lineage.ledger import Ledger, LedgerBroken, check_ledger, decode_ledger
+from stepctl.lineage.manifest import damaged, decode_manifest
+from stepctl.lineage.records import Choice, Manifest
+
+Folder = dict[str, Stored]
+"""The stored files of one checkpoint by path relative to it."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One checkpoint.
+
+    ``manifest`` is None when it is pruned (known from a ledger) or cannot be used; then ``problem`` says why.
+    ``parent`` is None when nothing tells it. ``stored_at`` is its manifest's, None for a pruned one. A complete node
+    can have a ``problem`` too: a bad ledger.
+    """
+
+    name: str
+    step: int
+    parent: str | None
+    stored_at: int | None = None
+    manifest: Manifest | None = None
+    sha256: str | None = None
+    problem: StepctlError | None = None
+
+    @property
+    def pruned(self) -> bool:
+        """Only a ledger knows it."""
+        return self.stored_at is None
+
+
+@dataclass(frozen=True)
+class Tree:
+    """``choices`` are in order of their numbers, None for one that cannot be read; ``claims`` are the claimed keys.
+
+    ``folders`` are the stored files by checkpoint, complete or not; ``ledgers`` those that were read, by checkpoint
+    (a checkpoint that another's ledger names need not have been read). ``strays`` are paths that belong to nothing.
+    """
+
+    lineage: str
+    choices: tuple[tuple[int, Choice | None], ...]
+    claims: frozenset[str]
+    folders: Mapping[str, Folder]
+    nodes: Mapping[str, Node]
+    ledgers: Mapping[str, Ledger]
+    strays: tuple[str, ...] = ()
+    listing: tuple[Stored, ...] = field(default=(), repr=False)
+
+    @property
+    def complete(self) -> dict[str, Manifest]:
+        """The manifests of the complete checkpoints."""
+        return {name: node.manifest for name, node in self.nodes.items() if node.manifest is not None}
+
+    @property
+    def incomplete(self) -> list[str]:
+        """Checkpoint folders without a manifest."""
+        return [name for name, folder in self.folders.items() if layout.MANIFEST not in folder and "" not in folder]
+
+    def children(self, parent: str) -> list[Node]:
+        """The children of a checkpoint or root in the order in which they were stored.
+
+        A pruned one comes first: it was on the head's path once. Siblings that were stored at once go by name.
+        """
+        found = [node for node in self.nodes.values() if node.parent == parent]
+        return sorted(found, key=lambda node: (not node.pruned, node.stored_at or 0, node.name))
+
+    def ancestry(self, name: str) -> list[str]:
+        """``name`` and its ancestors, newest first, without the root."""
+        names = []
+        node = self.nodes.get(name)
+        while node is not None:
+            names.append(node.name)
+            node = self.nodes.get(node.parent) if node.parent is not None else None
+        return names
+
+
+def survey(bucket: Bucket, lineage: str) -> Tree:
+    """Read one lineage. Damage does not raise: it is noted at its node.
+
+    Raises:
+        UsageError: ``lineage`` is not usable as a name.
+        BucketError: the storage fails; ``Absent`` when something was deleted while this was reading.
+    """
+    check_name("lineage", lineage)
+    # Marks first: what they name was complete when they were made, so the later listing has it, unless it is pruned.
+    choice_files = bucket.list_files(layout.choices_at(lineage))
+    claim_files = bucket.list_files(layout.claims_at(lineage))
+    files = bucket.list_files(layout.checkpoints_at(lineage))
+    folders, strays = _grouped(files, layout.checkpoints_at(lineage))
+    nodes = {}
+    for name, folder in folders.items():
+        node = _read_node(bucket, lineage, name, folder)
+        if node is not None:
+            nodes[name] = node
+    ledgers = _place(bucket, lineage, nodes, folders)
+    return Tree(
+        lineage=lineage,
+        choices=_read_choices(bucket, choice_files),
+        claims=frozenset(
+            stored.path.rsplit("/", 1)[-1].removesuffix(".json")
+            for stored in claim_files
+            if stored.plain and stored.path.endswith(".json")
+        ),
+        folders=folders,
+        nodes=nodes,
+        ledgers=ledgers,
+        strays=tuple(strays),
+        listing=(*choice_files, *claim_files, *files),
+    )
+
+
+def read_ledger(bucket: Bucket, manifest: Manifest) -> Ledger:
+    """A checkpoint's ledger, verified against its manifest.
+
+    Raises:
+        DamagedCheckpoint: it is missing, or not what the manifest says.
+    """
+    lineage, name = manifest.lineage, manifest.checkpoint
+    entry = next(entry for entry in manifest.files if entry.path == layout.LEDGER)
+    try:
+        data = bucket.read(f"{layout.checkpoint_at(lineage, name)}/{layout.LEDGER}")
+    except Absent as error:
+        raise damaged(lineage, name, layout.LEDGER, "is missing") from error
+    found = sha256_bytes(data)
+    if found != entry.sha256:
+        problem = f"has {len(data)} bytes and sha256 {found}, the manifest says {entry.size} bytes and {entry.sha256}"
+        raise damaged(lineage, name, layout.LEDGER, problem)
+    return check_ledger(data, manifest)
+
+
+def _grouped(files: Sequence[Stored], prefix: str) -> tuple[dict[str, Folder], list[str]]:
+    """Files by checkpoint; a link in the place of a checkpoint has the empty path. Then the paths of no checkpoint."""
+    folders: dict[str, Folder] = {}
+    strays = []
+    for stored in files:
+        name, slash, rest = stored.path.removeprefix(prefix + "/").partition("/")
+        if layout.parse_checkpoint(name) and (slash or not stored.plain):
+            folders.setdefault(name, {})[rest or ("/" if slash else "")] = stored
+        else:
+            strays.append(stored.path)
+    return folders, strays
+
+
+def _read_node(bucket: Bucket, lineage: str, name: str, folder: Folder) -> Node | None:
+    parsed = layout.parse_checkpoint(name)
+    stored = folder.get(layout.MANIFEST) or folder.get("")
+    if stored is None or parsed is None:
+        return None
+    node = Node(name=name, step=parsed[0], parent=None, stored_at=stored.stored_at)
+    if not stored.plain:
+        path = stored.path.rsplit("/", 1)[-1]
+        return replace(node, problem=damaged(lineage, name, path, "is a link, and links are not followed"))
+    data = bucket.read(stored.path)
+    try:
+        manifest = decode_manifest(data, lineage, name)
+    except StepctlError as error:
+        return replace(node, problem=error)
+    return replace(node, parent=manifest.parent, manifest=manifest, sha256=sha256_bytes(data))
+
+
+def _place(bucket: Bucket, lineage: str, nodes: dict[str, Node], folders: Mapping[str, Folder]) -> dict[str, Ledger]:
+    """Read the ledgers that no newer one covers; add pruned checkpoints to ``nodes``, and place damaged ones."""
+    ledgers: dict[str, Ledger] = {}
+    parents = {name: node.manifest.parent for name, node in nodes.items() if node.manifest}
+    covered: set[str] = set()
+    for node in sorted(nodes.values(), key=lambda node: (node.step, node.name), reverse=True):
+        if node.manifest is None or node.name in covered:
+            continue
+        try:
+            ledger = read_ledger(bucket, node.manifest)
+            for line in ledger:
+                if (known_parent := parents.get(line.checkpoint, line.parent)) != line.parent:
+                    problem = f"says that {line.checkpoint} extends {line.parent}, not {known_parent}"
+                    raise damaged(lineage, node.name, layout.LEDGER, problem)
+        except DamagedCheckpoint as error:
+            nodes[node.name] = replace(node, problem=error)
+            continue
+        parents.update((line.checkpoint, line.parent) for line in ledger)
+        ledgers[node.name] = ledger
+        covered.update(line.checkpoint for line in ledger)
+        for line in ledger:
+            known = nodes.get(line.checkpoint)
+            if known is None:
+                nodes[line.checkpoint] = Node(name=line.checkpoint, step=line.step, parent=line.parent)
+            elif known.parent is None:
+                nodes[line.checkpoint] = replace(known, parent=line.parent)
+    for node in list(nodes.values()):
+        if node.parent is None:
+            nodes[node.name] = replace(node, parent=_parent_by_ledger(bucket, lineage, node.name, folders[node.name]))
+    return ledgers
+
+
+def _parent_by_ledger(bucket: Bucket, lineage: str, name: str, folder: Folder) -> str | None:
+    """What the ledger of a checkpoint with an unusable manifest says: enough to know that the head's walk meets it."""
+    stored = folder.get(layout.LEDGER)
+    if stored is None or not stored.plain:
+        return None
+    try:
+        line = decode_ledger(bucket.read(stored.path))[-1]
+    except LedgerBroken:
+        return None
+    return line.parent if line.checkpoint == name else None
+
+
+def _read_choices(bucket: Bucket, files: Sequence[Stored]) -> tuple[tuple[int, Choice | None], ...]:
+    choices: list[tuple[int, Choice | None]] = []
+    for stored in files:
+        number = layout.choice_number(stored.path.rsplit("/", 1)[-1])
+        if number is None:
+            continue
+        try:
+            choice = msgspec.json.decode(bucket.read(stored.path), type=Choice) if stored.plain else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            choice = None
+        choices.append((number, choice))
+    return tuple(sorted(choices, key=lambda numbered: numbered[0]))
