@@ -101,7 +101,8 @@ def choose(bucket: Bucket, lineage: str, at: str, reason: str, run: str | None =
         with contextlib.suppress(StepctlError):
             if walk(bucket, tree).head == at:
                 return None
-        passed = tuple(sorted(node.name for node in tree.children(at)))
+        # Those that nothing places may be children of anything; this choice is made in spite of them.
+        passed = tuple(sorted(node.name for node in (*tree.children(at), *tree.unplaced)))
         choice = Choice(at=at, reason=reason, run=run, created_at=iso(utc_now()), passed_over=passed)
         _append(bucket, tree, choice)
         return choice

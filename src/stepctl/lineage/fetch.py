@@ -44,8 +44,7 @@ def fetch_checkpoint(bucket: Bucket, lineage: str, checkpoint: str, expected_sha
         if problem := _problem(to, entry):
             for each in node.manifest.files:
                 (to / each.path).unlink(missing_ok=True)
-            previous = next((name for name in tree.ancestry(checkpoint)[1:] if name in tree.complete), None)
-            raise damaged(lineage, checkpoint, entry.path, problem, previous=previous)
+            raise damaged(lineage, checkpoint, entry.path, problem, previous=tree.previous(checkpoint))
     return node.manifest
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
-from stepctl.base.errors import StepctlError
+from stepctl.base.errors import DamagedCheckpoint, StepctlError
 from stepctl.lineage import layout
 from stepctl.lineage.buckets.base import Bucket
+from stepctl.lineage.manifest import damaged
 from stepctl.lineage.records import ROOT
-from stepctl.lineage.tree import Tree, survey
+from stepctl.lineage.tree import Node, Tree, survey
 
 _ROUNDS = 20
 
@@ -48,7 +49,7 @@ def walk(bucket: Bucket, tree: Tree) -> Walk:
     while child := _follow(bucket, tree, found, key, passed):
         found.head = key = child
         passed = frozenset()
-    _check_end(tree, found.head)
+    _check_end(tree, found.head, _start(tree)[2])
     return found
 
 
@@ -116,6 +117,7 @@ def _without(tree: Tree, found: Walk, key: str, name: str, first: str | None) ->
     if unplaced is not None and unplaced.parent is None and unplaced.problem is not None:
         raise unplaced.problem
     if first is None and layout.is_root(at):
+        _check_end(tree, at, _start(tree)[2])
         raise damaged_lineage(tree.lineage, f"checkpoint {name}, the first after {at}, is gone, and so is all after it")
     found.notes.append(
         f"checkpoint {name} came first after {at}, but it is gone or has no manifest: "
@@ -134,14 +136,23 @@ def _read_claim(bucket: Bucket, lineage: str, key: str) -> str:
         return "(unreadable claim)"
 
 
-def _check_end(tree: Tree, at: str) -> None:
+def _with_way_back(tree: Tree, node: Node, problem: StepctlError) -> StepctlError:
+    """``problem``, naming the checkpoint to go back to as well, if it is damage and there is one."""
+    previous = tree.previous(node.name)
+    if previous is None or not isinstance(problem, DamagedCheckpoint):
+        return problem
+    path, what = problem.details["path"], problem.details["problem"]
+    return damaged(tree.lineage, node.name, str(path), str(what), previous=previous)
+
+
+def _check_end(tree: Tree, at: str, passed: frozenset[str]) -> None:
     node = tree.nodes.get(at)
     if node is not None and node.problem is not None:
-        raise node.problem
+        raise _with_way_back(tree, node, node.problem)
     if node is not None and node.manifest is None:
         raise damaged_lineage(tree.lineage, f"checkpoint {at}, which should be the head, is gone")
     step = node.step if node else 0
-    for other in tree.nodes.values():
-        # Nothing tells where it belongs, so it may be the head itself; going on from an older one would hide that.
-        if other.parent is None and other.problem is not None and other.step > step:
+    for other in tree.unplaced:
+        # It may be the head itself; going on from an older one would hide that.
+        if other.problem is not None and other.step > step and other.name not in passed:
             raise other.problem

@@ -87,8 +87,8 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
 class Choice(Struct, frozen=True, kw_only=True):
     """An append-only record that moves the start of the head's walk: ``at`` is a checkpoint or a root.
 
-    ``passed_over`` names the children that ``at`` had then: the walk takes none of them, so that a rollback ends at
-    ``at`` and the next checkpoint stored after it becomes the head.
+    ``passed_over`` names the children that ``at`` had then (and damaged ones that may be): the walk takes none of
+    them, so that a rollback ends at ``at`` and the next checkpoint stored after it becomes the head.
     """
 
     at: str

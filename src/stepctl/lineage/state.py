@@ -10,7 +10,7 @@ from stepctl.lineage.head import Walk, settle, walk
 from stepctl.lineage.ledger import Ledger
 from stepctl.lineage.manifest import damaged
 from stepctl.lineage.records import Manifest
-from stepctl.lineage.tree import Folder, Tree, read_ledger, survey
+from stepctl.lineage.tree import Folder, Tree, read_ledger, size_problem, survey
 
 _READS = 8
 
@@ -76,7 +76,7 @@ def state_of(bucket: Bucket, tree: Tree, found: Walk) -> LineageState:
         head_sha256=tree.nodes[found.head].sha256 if head else None,
         head_step=head.step if head else 0,
         parent=found.head,
-        ledger=(tree.ledgers.get(found.head) or read_ledger(bucket, head)) if head else (),
+        ledger=(tree.ledgers.get(found.head) or read_ledger(bucket, head, tree.folders[found.head])) if head else (),
         checkpoints=[
             CheckpointInfo(
                 manifest=manifest,
@@ -100,24 +100,15 @@ def check_sizes(tree: Tree, manifest: Manifest) -> None:
     """
     problems = size_problems(manifest, tree.folders[manifest.checkpoint])
     if problems:
-        ancestors = tree.ancestry(manifest.checkpoint)[1:]
-        previous = next((name for name in ancestors if name in tree.complete), None)
         path, problem = next(iter(problems.items()))
+        previous = tree.previous(manifest.checkpoint)
         raise damaged(manifest.lineage, manifest.checkpoint, path, problem, previous=previous)
 
 
 def size_problems(manifest: Manifest, folder: Folder) -> dict[str, str]:
     """What is wrong by path, as far as a listing tells."""
-    problems = {}
-    for entry in manifest.files:
-        stored = folder.get(entry.path)
-        if stored is None:
-            problems[entry.path] = "is missing"
-        elif not stored.plain:
-            problems[entry.path] = "is a link, and links are not followed"
-        elif stored.size != entry.size:
-            problems[entry.path] = f"has {stored.size} bytes, the manifest says {entry.size}"
-    return problems
+    found = {entry.path: size_problem(entry, folder.get(entry.path)) for entry in manifest.files}
+    return {path: problem for path, problem in found.items() if problem is not None}
 
 
 def _read_stable(bucket: Bucket, name: str) -> LineageState:

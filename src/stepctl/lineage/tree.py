@@ -11,10 +11,10 @@ from stepctl.base.errors import DamagedCheckpoint, StepctlError
 from stepctl.base.files import sha256_bytes
 from stepctl.base.names import check_name
 from stepctl.lineage import layout
-from stepctl.lineage.buckets.base import Absent, Bucket, Stored
+from stepctl.lineage.buckets.base import Bucket, Stored
 from stepctl.lineage.ledger import Ledger, LedgerBroken, check_ledger, decode_ledger
 from stepctl.lineage.manifest import damaged, decode_manifest
-from stepctl.lineage.records import Choice, Manifest
+from stepctl.lineage.records import Choice, FileEntry, Manifest
 
 Folder = dict[str, Stored]
 """The stored files of one checkpoint by path relative to it."""
@@ -70,6 +70,15 @@ class Tree:
         """Checkpoint folders without a manifest."""
         return [name for name, folder in self.folders.items() if layout.MANIFEST not in folder and "" not in folder]
 
+    @property
+    def unplaced(self) -> list[Node]:
+        """Damaged checkpoints of which nothing tells the parent."""
+        return [node for node in self.nodes.values() if node.parent is None]
+
+    def previous(self, name: str) -> str | None:
+        """The nearest complete ancestor: what a person can go back to."""
+        return next((each for each in self.ancestry(name)[1:] if each in self.complete), None)
+
     def children(self, parent: str) -> list[Node]:
         """The children of a checkpoint or root in the order in which they were stored.
 
@@ -123,22 +132,28 @@ def survey(bucket: Bucket, lineage: str) -> Tree:
     )
 
 
-def read_ledger(bucket: Bucket, manifest: Manifest) -> Ledger:
-    """A checkpoint's ledger, verified against its manifest.
+def size_problem(entry: FileEntry, stored: Stored | None) -> str | None:
+    """What is wrong with a stored file, as far as a listing tells."""
+    if stored is None:
+        return "is missing"
+    if not stored.plain:
+        return "is a link, and links are not followed"
+    return None if stored.size == entry.size else f"has {stored.size} bytes, the manifest says {entry.size}"
+
+
+def read_ledger(bucket: Bucket, manifest: Manifest, folder: Folder) -> Ledger:
+    """A checkpoint's ledger, verified against its manifest and held against the listing of its ``folder``.
 
     Raises:
         DamagedCheckpoint: it is missing, or not what the manifest says.
     """
     lineage, name = manifest.lineage, manifest.checkpoint
     entry = next(entry for entry in manifest.files if entry.path == layout.LEDGER)
-    try:
-        data = bucket.read(f"{layout.checkpoint_at(lineage, name)}/{layout.LEDGER}")
-    except Absent as error:
-        raise damaged(lineage, name, layout.LEDGER, "is missing") from error
-    found = sha256_bytes(data)
-    if found != entry.sha256:
-        problem = f"has {len(data)} bytes and sha256 {found}, the manifest says {entry.size} bytes and {entry.sha256}"
+    if problem := size_problem(entry, folder.get(layout.LEDGER)):
         raise damaged(lineage, name, layout.LEDGER, problem)
+    data = bucket.read(f"{layout.checkpoint_at(lineage, name)}/{layout.LEDGER}")
+    if (found := sha256_bytes(data)) != entry.sha256:
+        raise damaged(lineage, name, layout.LEDGER, f"has sha256 {found}, the manifest says {entry.sha256}")
     return check_ledger(data, manifest)
 
 
@@ -181,7 +196,7 @@ def _place(bucket: Bucket, lineage: str, nodes: dict[str, Node], folders: Mappin
         if node.manifest is None or node.name in covered:
             continue
         try:
-            ledger = read_ledger(bucket, node.manifest)
+            ledger = read_ledger(bucket, node.manifest, folders[node.name])
             for line in ledger:
                 if (known_parent := parents.get(line.checkpoint, line.parent)) != line.parent:
                     problem = f"says that {line.checkpoint} extends {line.parent}, not {known_parent}"

@@ -55,9 +55,8 @@ def verify(bucket: Bucket, lineage: str) -> Report:
     try:
         notes = walk(bucket, tree).notes
     except StepctlError as error:
-        damage = _as_damage("", error)
-        if all(known.problem != damage.problem for known in damages):
-            damages.append(damage)
+        if error.details.get("checkpoint") not in {damage.checkpoint for damage in damages}:
+            damages.append(_as_damage("", error))
     return Report(
         checkpoints=sorted(tree.complete),
         damages=damages,
@@ -88,7 +87,7 @@ def _check(bucket: Bucket, tree: Tree, manifest: Manifest) -> list[Damage]:
 
 def _check_ledger(bucket: Bucket, tree: Tree, manifest: Manifest) -> list[Damage]:
     try:
-        ledger = read_ledger(bucket, manifest)
+        ledger = read_ledger(bucket, manifest, tree.folders[manifest.checkpoint])
     except StepctlError as error:
         return [_as_damage(manifest.checkpoint, error)]
     wrong = [
