@@ -198,6 +198,23 @@ def test_a_full_disk_leaves_the_head_and_says_so(bucket: Bucket, work: Path, mon
     assert commit(bucket, *made).head == "00000002-b"
 
 
+def test_a_disk_that_stores_something_else_is_found_out(
+    bucket: Bucket, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.replace
+
+    def corrupt(source: Path, target: Path) -> None:
+        real(source, target)
+        if target.name == "adapter.safetensors":
+            target.write_bytes(b"#" * target.stat().st_size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", corrupt)
+        with pytest.raises(BucketError, match="what is read back is different"):
+            extend(bucket, work, "a")
+    assert read_lineage(bucket, "main").empty
+
+
 def test_leftovers_of_an_interrupted_commit_of_the_same_checkpoint_go(bucket: Bucket, root: Path, work: Path) -> None:
     folder = root / "main" / "checkpoints" / "00000001-a"
     (folder / "old").mkdir(parents=True)

@@ -96,8 +96,8 @@ def test_a_writer_fixes_the_head_that_readers_saw(bucket: Bucket, root: Path, wo
             break
     assert not (root / "main" / "claims").exists()
     assert read_lineage(bucket, "main").parent == "00000001-z"
+    os.utime(root / "main" / "checkpoints" / "00000001-z" / "manifest.json", (10**10, 10**10))  # the clock was wrong
     assert commit(bucket, *a).forked is True
-    os.utime(root / "main" / "checkpoints" / "00000001-a" / "manifest.json", (0, 0))
     assert read_lineage(bucket, "main").parent == "00000001-z"
 
 
@@ -107,13 +107,28 @@ def test_unclaimed_siblings_go_by_time_and_then_by_name(bucket: Bucket, root: Pa
         commit(bucket, *make_next(work, seen, run))
     shutil.rmtree(root / "main" / "claims")
     checkpoints = root / "main" / "checkpoints"
-    for run, when in (("c", 20), ("b", 10), ("a", 10)):
+    for run, when in (("c", 20), ("b", 5), ("a", 10)):
         os.utime(checkpoints / f"00000001-{run}" / "manifest.json", (when, when))
+    assert read_lineage(bucket, "main").parent == "00000001-b"
+    os.utime(checkpoints / "00000001-b" / "manifest.json", (10, 10))
     assert read_lineage(bucket, "main").parent == "00000001-a"
     assert not (root / "main" / "claims").exists()
     assert read_lineage(bucket, "main", claim=True).parent == "00000001-a"
     os.utime(checkpoints / "00000001-c" / "manifest.json", (1, 1))
     assert read_lineage(bucket, "main").parent == "00000001-a"
+
+
+def test_without_claims_the_pruned_sibling_came_first(bucket: Bucket, root: Path, work: Path) -> None:
+    extend(bucket, work, "a")
+    seen = read_lineage(bucket, "main")
+    extend(bucket, work, "b")
+    commit(bucket, *make_next(work, seen, "a-fork"))
+    for run in ("c", "d"):
+        extend(bucket, work, run)
+    assert "00000002-b" in prune(bucket, "main", 2)
+    shutil.rmtree(root / "main" / "claims")
+    os.utime(root / "main" / "checkpoints" / "00000002-a-fork" / "manifest.json", (1, 1))
+    assert read_lineage(bucket, "main").parent == "00000004-d"
 
 
 def test_a_head_deleted_by_hand_is_said(bucket: Bucket, root: Path, work: Path) -> None:

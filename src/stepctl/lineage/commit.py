@@ -68,7 +68,7 @@ def commit(
             notify("files_stored")
             if not bucket.put_new(layout.manifest_at(lineage, name), encode_manifest(manifest)):
                 node = survey(bucket, lineage).nodes.get(name)
-        elif not node.pruned:
+        else:
             notify("files_stored")
         if node is not None:
             _check_same(node, manifest)
