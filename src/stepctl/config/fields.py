@@ -123,9 +123,10 @@ def settings() -> dict[str, Setting]:
 
 
 @cache
-def sections() -> tuple[str, ...]:
-    """The tables of stepctl.toml that hold settings."""
-    return tuple(dict.fromkeys(s.section for s in settings().values() if s.section))
+def sections() -> dict[str, str]:
+    """The tables of stepctl.toml that hold settings, and what the model says of each."""
+    nodes = ((field.name, inspect.type_info(field.type)) for field in msgspec.structs.fields(Settings))
+    return {name: node.cls.__doc__ or "" for name, node in nodes if isinstance(node, inspect.StructType)}
 
 
 @cache

@@ -12,8 +12,8 @@ from stepctl.config.fields import PREFIX, sections, settings
 from stepctl.config.suggest import STRICT, did_you_mean, nearest, nearest_setting
 from stepctl.config.values import TOML_NAME, Given, printable
 
-OWN_VARIABLES = frozenset({"STEPCTL_DEBUG"})
-"""Variables with the prefix that stepctl reads and that are no settings."""
+OWN_VARIABLES = {"STEPCTL_DEBUG": "1 prints the traceback of an error that stepctl did not expect."}
+"""Variables with the prefix that stepctl reads and that are no settings, and what they do."""
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 """Where the Hugging Face token is looked for, in order."""
