@@ -132,9 +132,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, is not UTF-8, is not TOML (the line is named), or holds a secret.
     """
-    if not path.is_file():
-        raise _unreadable(path, "it is not a file, or a link to none", f"remove it, or put a file there: {path}")
     try:
+        if not path.is_file():
+            raise _unreadable(path, "it is not a file, or a link to none", "remove it, or put a file there")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error), "make it readable") from error

@@ -19,7 +19,7 @@ def nearest_setting(name: str, cutoff: float = 0.6) -> str | None:
     key = name.rpartition(".")[2]
     known = list(settings().values())
     for setting in known:
-        if key in (setting.key, (PLAIN.get(setting.name) or "").lower()):
+        if key == setting.key or key.upper() == PLAIN.get(setting.name):
             return setting.name
     found = nearest(name, (s.name for s in known), cutoff)
     if found is not None:
