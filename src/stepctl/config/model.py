@@ -29,14 +29,14 @@ class LoraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may change from call to call; each change takes effect and is recorded."""
+    """How training goes: may change from call to call; each change takes effect and is recorded."""
 
     learning_rate: Annotated[float, Meta(description="Learning rate of AdamW, constant.", gt=0)] = 1e-4
     weight_decay: Annotated[float, Meta(description="Decoupled weight decay of AdamW.", ge=0)] = 0.0
     max_grad_norm: Annotated[float, Meta(description="The gradient is scaled down to this norm.", gt=0)] = 1.0
     max_length: Annotated[int, Meta(description="Tokens of an example that are kept; the rest is cut.", ge=2)] = 1024
     grad_accum: Annotated[int, Meta(description="Examples in one optimizer step (G).", ge=1)] = 4
-    seed: Annotated[int, Meta(description="Seed of the adapter's start and of dropout.", ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Meta(description="Seed of the adapter's start and of dropout.", ge=0, le=2**63 - 1)] = 0
     train_on: Annotated[
         TrainOn, Meta(description='What is supervised: "assistant" (answers only) or "all" (every token).')
     ] = "assistant"
@@ -64,13 +64,20 @@ Target = LocalTarget
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of a call, resolved."""
 
-    model: Annotated[str, Meta(description="Base model: a Hugging Face id or a folder.")] = "HuggingFaceTB/SmolLM2-135M"
+    model: Annotated[
+        str, Meta(description="Base model: a Hugging Face id, or a folder (./, ../, / or ~ in front).")
+    ] = "HuggingFaceTB/SmolLM2-135M"
     revision: Annotated[str | None, Meta(description="Branch, tag or commit of the base model on the Hub.")] = None
-    method: Annotated[Method, Meta(description='Training method: "sft".')] = "sft"
-    bucket: Annotated[str, Meta(description="Where lineages live: a directory.")] = "./checkpoints"
+    method: Annotated[Method, Meta(description="Training method.")] = "sft"
+    bucket: Annotated[
+        str, Meta(description="Where lineages live: a directory, or hf://buckets/NAMESPACE/NAME[/PREFIX].")
+    ] = "./checkpoints"
     lineage: Annotated[str, Meta(description="Name of the chain of checkpoints that calls extend.")] = "main"
     init_from: Annotated[
-        str | None, Meta(description="Adapter that a new lineage starts from: LINEAGE, LINEAGE@STEP or a PEFT folder.")
+        str | None,
+        Meta(
+            description="Adapter that a new lineage starts from: LINEAGE, LINEAGE@STEP or a PEFT folder (with a slash)."
+        ),
     ] = None
     target: Annotated[str, Meta(description="Named place to train on: local, or one of [targets].")] = "local"
     keep_checkpoints: Annotated[int, Meta(description="Newest checkpoints kept; the head always is.", ge=1)] = 3
