@@ -19,6 +19,7 @@ from stepctl.traces.template import RenderRefused
 from stepctl.traces.tokenizer import TextTokenizer
 
 _MARK = "qzxj7kvw"
+_THINK = re.compile("</?think>")
 _NOT_CLOSED = "the chat template ends this turn with no special token: the model would not learn to stop"
 
 
@@ -60,11 +61,12 @@ class ChatPlacer:
         closers = {token for token in tokenizer.added if token.strip()} | {tokenizer.eos_token}
         self._closers = _alternatives(closers)
         self._closed = re.compile(rf"\s*(?:{self._closers.pattern})")
-        self._special = _alternatives(tokenizer.special)
+        self._control = _alternatives({token for token in tokenizer.special if not _THINK.fullmatch(token)})
         # What a template may put between its generation prompt and the reply: empty thinking marks.
-        plain = {token for token in closers if token not in tokenizer.special}
-        self._filler = re.compile(rf"(?:\s|</?think>|{_alternatives(plain).pattern})*")
+        plain = closers - tokenizer.special
+        self._filler = re.compile(rf"(?:\s|{_THINK.pattern}|{_alternatives(plain).pattern})*")
         self._dropped: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._closing: set[str] = set()
         self._prompt: str | None = None
         self._injects: bool | None = None
 
@@ -76,17 +78,13 @@ class ChatPlacer:
             UsageError: the template is no valid Jinja.
         """
         for number, message in enumerate(messages):
-            if found := self._special.search(message.content):
+            if found := self._control.search(message.content):
                 reason = f"spells the control token {found.group()}: the chat template writes those itself"
                 raise ConversationRefused(f"messages[{number}].content", reason)
         try:
             text = self._render(messages)
             self._check_kept(messages, text)
-            spans = tuple(
-                self._span(messages, number, text)
-                for number, message in enumerate(messages)
-                if supervise and message.role == "assistant"
-            )
+            spans = self._spans(messages, text) if supervise else ()
         except RenderRefused as error:
             raise ConversationRefused("messages", error.reason) from None
         has_system = any(message.role in ("system", "developer") for message in messages)
@@ -119,45 +117,83 @@ class ChatPlacer:
                     f"messages[{number}].content", f"the chat template leaves out the text of this {message.role} turn"
                 )
 
-    def _span(self, messages: Sequence[Message], number: int, text: str) -> Span:
+    def _spans(self, messages: Sequence[Message], text: str) -> tuple[Span, ...]:
+        numbers = [number for number, message in enumerate(messages) if message.role == "assistant"]
+        places = self._together(messages, numbers, text) or [self._alone(messages, n, text) for n in numbers]
+        return tuple(self._span(messages, n, text, *place) for n, place in zip(numbers, places, strict=True))
+
+    def _together(self, messages: Sequence[Message], numbers: Sequence[int], text: str) -> list[tuple[int, int]] | None:
+        """Where the contents are, from one rendering; None unless the template writes each as it is or trimmed."""
+        marked = [Message(m.role, f"{_MARK}{n:06d}x") if n in numbers else m for n, m in enumerate(messages)]
+        pieces = re.split(rf"{_MARK}\d{{6}}x", self._try(marked) or "")
+        if len(pieces) != len(numbers) + 1:
+            return None
+        for trimmed in (False, True):
+            contents = [messages[n].content.strip() if trimmed else messages[n].content for n in numbers]
+            joined, places = pieces[0], []
+            for content, piece in zip(contents, pieces[1:], strict=True):
+                places.append((len(joined), len(joined) + len(content)))
+                joined += content + piece
+            if joined == text:
+                return places
+        return None
+
+    def _alone(self, messages: Sequence[Message], number: int, text: str) -> tuple[int, int]:
+        """Where one reply's content is: between what does not change when the reply does."""
         field = f"messages[{number}].content"
         mark = _MARK
         while mark in text:
             mark += "z"
-        marked = Message("assistant", mark)
-        probe = self._render([*messages[:number], marked, *messages[number + 1 :]])
+        probe = self._render([*messages[:number], Message("assistant", mark), *messages[number + 1 :]])
         if probe.count(mark) != 1:
             raise ConversationRefused(field, f"the chat template writes this reply {probe.count(mark)} times")
         head, _, tail = probe.partition(mark)
-        content_start = _shared(head, text)
-        if not text.endswith(tail) or content_start > len(text) - len(tail):
+        start, end = _shared(head, text), len(text) - len(tail)
+        if not text.endswith(tail) or start > end:
             raise ConversationRefused(field, "the chat template's text after this reply depends on the reply")
-        start = self._start(messages[:number], head, text, content_start)
+        return start, end
+
+    def _span(self, messages: Sequence[Message], number: int, text: str, content_start: int, content_end: int) -> Span:
+        field = f"messages[{number}].content"
+        start = self._start(messages[:number], text, content_start)
         if start is None:
             raise ConversationRefused(field, "the chat template's generation prompt does not begin this turn")
-        closed = self._closed.match(tail)
-        alone = tail if number == len(messages) - 1 else self._try([*messages[:number], marked])
-        if closed is None or alone is None or not self._closed.match(alone.rpartition(mark)[2]):
+        closed = self._closed.match(text, content_end)
+        if closed is None or not self._closes(closed.group(), messages[:number]):
             raise ConversationRefused(field, _NOT_CLOSED)
-        end = len(text) - len(tail) + closed.end()
-        content = messages[number].content
-        if squashed(content) not in squashed(text[start:end]):
+        content = messages[number].content.strip()
+        if _THINK.search(text[:start].rstrip()[-len("<think>") :]):
+            content = content.removeprefix("<think>")  # the generation prompt has it
+        if squashed(content) not in squashed(text[start : closed.end()]):
             reason = "the chat template leaves out a part of this reply (the reasoning of an earlier turn?)"
             raise ConversationRefused(field, reason)
-        return Span(start, end, content, field)
+        return Span(start, closed.end(), content, field)
 
-    def _start(self, before: Sequence[Message], head: str, text: str, content_start: int) -> int | None:
+    def _closes(self, token: str, before: Sequence[Message]) -> bool:
+        """Whether ``token`` ends a turn, rather than begins the next: a reply that comes last must have one too."""
+        if token not in self._closing:
+            last = self._try([*before, Message("assistant", _MARK)])
+            if last is None or not self._closed.match(last, last.rfind(_MARK) + len(_MARK)):
+                return False
+            self._closing.add(token)
+        return True
+
+    def _start(self, before: Sequence[Message], text: str, content_start: int) -> int | None:
         """Where the model would begin to write, in ``text``; None when the renderings do not agree on it."""
+        prompt = self._generation_prompt()
+        if prompt and text.endswith(prompt, 0, content_start):
+            return content_start
         prefix = self._try(before, prompt=True)
         if prefix is not None:
             if text.startswith(prefix) and len(prefix) <= content_start:
                 return len(prefix)
-            # The prompt goes further than this turn does, for example with an opening thinking mark.
-            if prefix.startswith(head) and content_start == len(head):
-                return content_start
+            # The prompt and this turn differ in thinking marks alone.
+            at = _shared(prefix, text[:content_start])
+            at -= len(re.search(r"(<[^<>]*)?$", text[:at]).group())  # type: ignore[union-attr]
+            if self._filler.fullmatch(text, at, content_start) and self._filler.fullmatch(prefix, at):
+                return at
         # An earlier turn renders differently when the conversation ends after it; the prompt stands before this one.
-        prompt = self._generation_prompt()
-        at = head.rfind(prompt, 0, content_start) if prompt else -1
+        at = text.rfind(prompt, 0, content_start) if prompt else -1
         if at >= 0 and self._filler.fullmatch(text, at + len(prompt), content_start):
             return at + len(prompt)
         return None

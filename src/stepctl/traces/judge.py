@@ -74,10 +74,10 @@ class _Judging:
         waiting: list[tuple[RawRow, Prepared]] = []
         for row in raw:
             shaped = shape(row.value, need_assistant=not self.everything)
-            self.ignored |= dict.fromkeys(shaped.ignored)
-            bad += shaped.bad(row)
             if shaped.example is None:
+                bad += shaped.bad(row)
                 continue
+            self.ignored |= dict.fromkeys(shaped.ignored)
             try:
                 prepared = prepare(shaped.example, self.placer, everything=self.everything)
             except ConversationRefused as error:

@@ -30,7 +30,7 @@ _NATURES = (
     (b"\xfe\xff", "UTF-16 text"),
 )
 _SYNTAX = {
-    "Unterminated string starting at": "a string is not closed (the row ends too early?)",
+    "Unterminated string starting at": "a string is not closed",
     "Expecting property name enclosed in double quotes": "a name in double quotes is missing",
     "Illegal trailing comma before end of object": "a comma stands before the closing bracket",
     "Illegal trailing comma before end of array": "a comma stands before the closing bracket",
@@ -60,7 +60,7 @@ class _Syntax(Exception):
 
 def printable(key: str) -> str:
     """``key`` when it is short and plain enough to be shown, else a stand-in."""
-    return key if re.fullmatch(r"[A-Za-z0-9_.$ -]{1,40}", key) else "(a long or unusual name)"
+    return key if re.fullmatch(r"[A-Za-z0-9_.$\[\] -]{1,40}", key) else "(a long or unusual name)"
 
 
 def kind(value: object) -> str:
