@@ -185,7 +185,9 @@ class ChatPlacer:
             return content_start
         prefix = self._try(before, prompt=True)
         if prefix is not None:
-            if text.startswith(prefix) and len(prefix) <= content_start:
+            # A reply may begin with the thinking mark that the prompt ends with.
+            over = len(prefix) - content_start
+            if text.startswith(prefix) and (over <= 0 or self._filler.fullmatch(text, content_start, len(prefix))):
                 return len(prefix)
             # The prompt and this turn differ in thinking marks alone.
             at = _shared(prefix, text[:content_start])
