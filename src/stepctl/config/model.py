@@ -36,7 +36,7 @@ class TrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_grad_norm: Annotated[float, Meta(description="The gradient is scaled down to this norm.", gt=0)] = 1.0
     max_length: Annotated[int, Meta(description="Tokens of an example that are kept; the rest is cut.", ge=2)] = 1024
     grad_accum: Annotated[int, Meta(description="Examples in one optimizer step (G).", ge=1)] = 4
-    seed: Annotated[int, Meta(description="Seed of the adapter's start and of dropout.", ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Meta(description="Seed of the adapter's start and of dropout.", ge=0, le=2**63 - 1)] = 0
     train_on: Annotated[
         TrainOn, Meta(description='What is supervised: "assistant" (answers only) or "all" (every token).')
     ] = "assistant"
