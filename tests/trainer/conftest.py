@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.trainer.tiny import VOCABULARY, Job, build_tiny
 
 from stepctl.config.model import LoraSettings, TrainSettings
 from stepctl.jobs.spec import JobSpec, ModelSpec, TraceSpec
 from stepctl.lineage.records import Identity
-from tests.trainer.tiny import VOCABULARY, Job, build_tiny
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.trainer.tiny import Job, make_rows, run
 
 from stepctl.base.errors import StepctlError
 from stepctl.base.files import sha256_file
 from stepctl.trainer.engine import Step
-from tests.trainer.tiny import Job, make_rows, run
 
 pytestmark = pytest.mark.torch
 
@@ -94,7 +94,7 @@ telemetry._start_telemetry_thread = sent
 engine.load(spec, None)
 engine.train(rows, 0, lambda step: True)
 engine.save(Path(sys.argv[3]))
-assert all(asked), asked
+assert asked == [True], asked
 assert telemetry._TELEMETRY_QUEUE.empty()
 """
 

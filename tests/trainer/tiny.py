@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from stepctl.jobs.spec import JobSpec
 from stepctl.lineage.records import Manifest
 from stepctl.traces.rows import SftRow

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine:
-    """Implements :class:`stepctl.trainer.engine.Engine` for one job on one device; another job needs another ``load``."""
+    """An :class:`~stepctl.trainer.engine.Engine` for one job on one device; another job needs another ``load``."""
 
     def __init__(self) -> None:
         self._spec: JobSpec | None = None
