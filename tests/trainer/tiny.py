@@ -24,8 +24,8 @@ TEMPLATE = (
 VOCABULARY = 300
 
 
-def build_tiny(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Path:
-    """Save a two-layer Llama with a byte-level tokenizer into ``folder``."""
+def build_tiny(folder: Path, *, template: str | None = TEMPLATE, spread: float = 0.02) -> Path:
+    """Save a two-layer Llama of random weights of that ``spread``, with a byte-level tokenizer, into ``folder``."""
     environment.prepare()
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -42,7 +42,7 @@ def build_tiny(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -55,6 +55,7 @@ def build_tiny(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) 
         eos_token_id=2,
         pad_token_id=0,
         max_position_embeddings=256,
+        initializer_range=spread,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder

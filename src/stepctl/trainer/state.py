@@ -27,6 +27,7 @@ OPTIMIZER, TRAINER_STATE = "optimizer.safetensors", "trainer_state.json"
 STATE_VERSION = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _Tensors = dict[str, torch.Tensor]
+_Parameters = Mapping[str, torch.nn.Parameter]
 _Refusal = Callable[[str], StepctlError]
 
 
@@ -131,7 +132,7 @@ def restore(folder: Path, trainable: Trainable, lora: LoraSettings, step: int) -
             next="run `stepctl lineage verify`, or go back to an earlier checkpoint",
         )
 
-    _check_config(folder, lora, refuse, dropout=True)
+    _check_config(_config_of(folder, refuse), lora, refuse, dropout=True)
     adapter = _read(folder / ADAPTER, refuse)
     _check_tensors(ADAPTER, adapter, {n: p.shape for n, p in trainable.parameters.items()}, refuse)
     moments = _read(folder / OPTIMIZER, refuse)
@@ -139,7 +140,7 @@ def restore(folder: Path, trainable: Trainable, lora: LoraSettings, step: int) -
     _check_state(folder, step, refuse)
     if any(float(t) != step for n, t in moments.items() if n.endswith(".step")):
         raise refuse(f"{OPTIMIZER} is of another step than {step}")
-    _place(trainable, adapter)
+    _place(trainable.parameters, adapter)
     for name, parameter in trainable.parameters.items():
         trainable.optimizer.state[parameter] = {
             "step": moments[f"{name}.step"],
@@ -148,13 +149,22 @@ def restore(folder: Path, trainable: Trainable, lora: LoraSettings, step: int) -
     trainable.step = step
 
 
-def init_from(folder: Path, trainable: Trainable, lora: LoraSettings) -> None:
-    """Put the adapter of a PEFT folder in place; the moments stay empty and the step 0.
+def lora_of(folder: Path) -> LoraSettings:
+    """The shape that the adapter of a PEFT folder says it has.
 
     Raises:
-        UsageError: it is no safetensors adapter of this shape; the file and the difference are named.
+        UsageError: ``adapter_config.json`` is not there, or not of a LoRA adapter with named target modules.
     """
+    refuse = _unusable(folder)
+    config = _config_of(folder, refuse)
+    names = {"r": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+    try:
+        return msgspec.convert({ours: config.get(theirs) for ours, theirs in names.items()}, LoraSettings)
+    except msgspec.ValidationError as error:
+        raise refuse(f"{ADAPTER_CONFIG} is not of a LoRA adapter: {error}") from error
 
+
+def _unusable(folder: Path) -> _Refusal:
     def refuse(what: str) -> UsageError:
         return UsageError(
             f"the adapter in {folder}: {what}",
@@ -163,18 +173,29 @@ def init_from(folder: Path, trainable: Trainable, lora: LoraSettings) -> None:
             code="init_from",
         )
 
+    return refuse
+
+
+def init_from(folder: Path, parameters: _Parameters, lora: LoraSettings) -> None:
+    """Put the adapter of a PEFT folder into a model's adapter ``parameters``.
+
+    Raises:
+        UsageError: it is no safetensors adapter of this shape; the file and the difference are named.
+    """
+
+    refuse = _unusable(folder)
     if not (folder / ADAPTER).exists() and (folder / "adapter_model.bin").exists():
         raise refuse("adapter_model.bin is a pickle, which can run code and is never loaded; save it as safetensors")
-    _check_config(folder, lora, refuse, dropout=False)
+    _check_config(_config_of(folder, refuse), lora, refuse, dropout=False)
     adapter = _read(folder / ADAPTER, refuse)
     adapter = {name: tensor.float() for name, tensor in adapter.items()}
-    _check_tensors(ADAPTER, adapter, {n: p.shape for n, p in trainable.parameters.items()}, refuse)
-    _place(trainable, adapter)
+    _check_tensors(ADAPTER, adapter, {n: p.shape for n, p in parameters.items()}, refuse)
+    _place(parameters, adapter)
 
 
-def _place(trainable: Trainable, adapter: Mapping[str, torch.Tensor]) -> None:
+def _place(parameters: _Parameters, adapter: _Tensors) -> None:
     with torch.no_grad():
-        for name, parameter in trainable.parameters.items():
+        for name, parameter in parameters.items():
             parameter.copy_(adapter[name])
 
 
@@ -212,11 +233,14 @@ def _check_tensors(file: str, found: _Tensors, needed: Mapping[str, torch.Size],
             raise refuse(f"{file}: {name} holds a value that is not finite")
 
 
-def _check_config(folder: Path, lora: LoraSettings, refuse: _Refusal, *, dropout: bool) -> None:
+def _config_of(folder: Path, refuse: _Refusal) -> dict[str, Any]:
     try:
-        config = msgspec.json.decode(_bytes(folder / ADAPTER_CONFIG, refuse), type=dict[str, Any])
+        return msgspec.json.decode(_bytes(folder / ADAPTER_CONFIG, refuse), type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise refuse(f"{ADAPTER_CONFIG} is not JSON") from error
+
+
+def _check_config(config: dict[str, Any], lora: LoraSettings, refuse: _Refusal, *, dropout: bool) -> None:
     wanted: dict[str, object] = {"peft_type": "LORA", "r": lora.r, "lora_alpha": lora.alpha}
     if dropout:
         wanted["lora_dropout"] = lora.dropout

@@ -97,7 +97,7 @@ class TorchEngine:
         from stepctl.trainer import state
 
         spec, trainable = self._ready()
-        state.init_from(folder, trainable, spec.lora)
+        state.init_from(folder, trainable.parameters, spec.lora)
 
     def evaluate(self, rows: Sequence[SftRow]) -> float:
         """Mean loss over the supervised tokens of ``rows``, in nats, without dropout; changes no state.
