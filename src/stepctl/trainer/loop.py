@@ -1,0 +1,168 @@
+"""The training loop and the held-out loss: what happens around one optimizer step, and in which order."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PrinterCallback, TrainerCallback
+
+from stepctl.base.errors import StepctlError
+from stepctl.config.model import TrainSettings
+from stepctl.traces.rows import SftRow
+from stepctl.trainer.device import Placement, peak_memory_bytes
+from stepctl.trainer.engine import NonFinite, Step
+from stepctl.trainer.model import Trainable, vocabulary
+from stepctl.trainer.sft import Group, StepTrainer, collate, configuration, dataset, no_tokenizer, supervised_loss
+
+
+class _Steps(TrainerCallback):  # type: ignore[misc]
+    """Clips, checks and reports each step. An exception here ends the training before the step is reported."""
+
+    def __init__(
+        self, trainable: Trainable, group: Group, settings: TrainSettings, on_step: Callable[[Step], bool]
+    ) -> None:
+        self._trainable, self._group, self._settings, self._on_step = trainable, group, settings, on_step
+        self._loss = self._norm = 0.0
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._loss = self._group.loss()
+        if not _finite(self._loss):
+            raise NonFinite(self._group.step, "the loss")
+        parameters = list(self._trainable.parameters.values())
+        self._norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm))
+        if not _finite(self._norm):
+            raise NonFinite(self._group.step, "the gradient")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainable, group = self._trainable, self._group
+        with torch.no_grad():
+            finite = torch.stack([torch.isfinite(p).all() for p in trainable.parameters.values()]).all()
+        if not bool(finite):
+            trainable.spoiled = True
+            raise NonFinite(group.step, "a weight")
+        trainable.step = group.step
+        step = Step(
+            step=group.step,
+            loss=self._loss,
+            learning_rate=self._settings.learning_rate,
+            grad_norm=self._norm,
+            tokens=group.tokens,
+            supervised_tokens=group.supervised,
+            peak_memory_bytes=peak_memory_bytes(trainable.placement.device),
+        )
+        group.end()
+        if not self._on_step(step):
+            control.should_training_stop = True
+
+
+def _finite(value: float) -> bool:
+    return abs(value) < float("inf")
+
+
+def train(
+    trainable: Trainable, rows: Sequence[SftRow], settings: TrainSettings, on_step: Callable[[Step], bool]
+) -> None:
+    """Make ceil(len(rows) / grad_accum) steps in file order, from the step that ``trainable`` is at.
+
+    Raises:
+        StepctlError: a row cannot be trained with this model.
+        NonFinite: before anything of the step is reported.
+    """
+    check_rows(trainable.model, rows)
+    group = Group(rows, settings.grad_accum, trainable.step, settings.seed)
+    if not len(group):
+        return
+    with tempfile.TemporaryDirectory(prefix="stepctl-") as folder, _unpatched(trainable.model):
+        trainer = StepTrainer(
+            group=group,
+            placement=trainable.placement,
+            model=trainable.model,
+            args=configuration(trainable.placement, len(group), settings.grad_accum, folder),
+            train_dataset=dataset(rows),
+            data_collator=collate,
+            processing_class=no_tokenizer(),
+            callbacks=[_Steps(trainable, group, settings, on_step)],
+            optimizers=(trainable.optimizer, LambdaLR(trainable.optimizer, lambda _: 1.0)),
+        )
+        trainer.remove_callback(PrinterCallback)
+        _check_alone(trainer, trainable.placement)
+        trainer.train()
+
+
+def check_rows(model: Any, rows: Sequence[SftRow]) -> None:
+    """Refuse rows that the model would fail on, or that would make a step of nothing.
+
+    Raises:
+        StepctlError: a token has no embedding, or no token is supervised; the row is named.
+    """
+    size = vocabulary(model)
+    for row in rows:
+        if max(row.input_ids, default=0) >= size or min(row.input_ids, default=0) < 0:
+            raise StepctlError(
+                f"{row.file} line {row.line} has a token that the model has no embedding for (it has {size})",
+                next="the tokenizer and the model do not belong together; check --model",
+                code="vocabulary",
+            )
+        if row.supervised == 0 or row.labels[0] != -100:
+            raise StepctlError(f"{row.file} line {row.line} has no token to learn", code="nothing_supervised")
+
+
+def _check_alone(trainer: StepTrainer, placement: Placement) -> None:
+    device, processes = next(trainer.model.parameters()).device, trainer.accelerator.num_processes
+    if processes != 1 or trainer.args.n_gpu > 1 or device != placement.device:
+        raise StepctlError(
+            f"the trainer went to {device} with {processes} processes, not to {placement.device}",
+            safe="nothing was trained",
+            code="placement",
+        )
+
+
+@contextmanager
+def _unpatched(model: Any) -> Iterator[None]:
+    """Undo what TRL and accelerate put over the forwards, so that the next use of the model is as the first."""
+    before = [(module, vars(module).get("forward")) for module in (model, model.get_base_model())]
+    try:
+        yield
+    finally:
+        for module, forward in before:
+            vars(module).pop("forward", None)
+            if forward is not None:
+                vars(module)["forward"] = forward
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def evaluate(trainable: Trainable, rows: Sequence[SftRow]) -> float:
+    """Mean loss over all supervised tokens of ``rows``, in nats, without dropout. No state is changed.
+
+    Raises:
+        StepctlError: there are no rows, or one cannot be scored with this model.
+    """
+    check_rows(trainable.model, rows)
+    if not rows:
+        raise StepctlError("there is no held-out row", code="nothing_supervised")
+    model, device = trainable.model, trainable.placement.device
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            total = sum(
+                float(
+                    supervised_loss(
+                        model, _tensor(row.input_ids, device), _tensor(row.labels, device), trainable.placement
+                    )
+                )
+                for row in rows
+            )
+    finally:
+        model.train(was_training)
+    return total / sum(row.supervised for row in rows)
+
+
+def _tensor(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.long, device=device)

@@ -1,0 +1,171 @@
+"""The engine that really trains: TRL's SFTTrainer and a LoRA adapter by PEFT.
+
+Importing this module is cheap; ``imports`` pays for torch and its family, so that the phases of a job can be timed.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepctl import __version__
+from stepctl.base.errors import StepctlError, UsageError
+from stepctl.jobs.spec import JobSpec
+from stepctl.lineage.records import Manifest
+from stepctl.traces.rows import SftRow
+from stepctl.trainer import environment
+from stepctl.trainer.engine import Loaded, Step
+
+if TYPE_CHECKING:
+    from stepctl.trainer.device import Placement
+    from stepctl.trainer.model import Trainable
+
+
+class TorchEngine:
+    """An :class:`~stepctl.trainer.engine.Engine` for one job on one device; another job needs another ``load``."""
+
+    def __init__(self) -> None:
+        self._spec: JobSpec | None = None
+        self._trainable: Trainable | None = None
+
+    def imports(self) -> None:
+        """Import torch, transformers, TRL and PEFT, with everything off that would send, print or cache.
+
+        Raises:
+            UsageError: one of several processes, or a package is not installed.
+        """
+        environment.prepare()
+        try:
+            from stepctl.trainer import loop, state  # noqa: F401
+        except ImportError as error:
+            raise UsageError(
+                f"this Python cannot train: {error}", next="pip install 'stepctl[train]'", code="not_installed"
+            ) from error
+        environment.quiet()
+
+    def load(self, spec: JobSpec, hf_token: str | None) -> Loaded:
+        """Load the base model and give it the seeded adapter; whatever was loaded before is forgotten.
+
+        Raises:
+            StepctlError: the device, the model or the target modules are not there.
+            OutOfMemory: the model does not fit.
+        """
+        from stepctl.trainer import device, model
+
+        self._spec = self._trainable = None
+        placement = device.choose(spec.train.device, spec.train.precision)
+        device.settle(placement)
+        with device.memory_errors():
+            base = model.load_base(spec.model, placement, hf_token)
+            if model.vocabulary(base) < spec.identity.vocab_size:
+                raise StepctlError(
+                    f"the model has {model.vocabulary(base)} embeddings, and the lineage a vocabulary of "
+                    f"{spec.identity.vocab_size}",
+                    next="train with the base model that the lineage started from",
+                    code="vocabulary",
+                )
+            adapted = model.add_adapter(base, spec.lora, spec.train.seed, spec.model.source, spec.model.revision)
+            adapted.to(placement.device)
+        parameters = model.adapter_parameters(adapted)
+        optimizer = model.make_optimizer(parameters, spec.train.learning_rate, spec.train.weight_decay)
+        self._spec = spec
+        self._trainable = model.Trainable(adapted, parameters, optimizer, placement)
+        versions = _versions(placement, str(getattr(adapted.config, "_attn_implementation", "")))
+        return Loaded(
+            device=str(placement.device), precision=placement.precision, reason=placement.reason, versions=versions
+        )
+
+    def restore(self, folder: Path, manifest: Manifest) -> None:
+        """Put a verified checkpoint in place. Changed learning rate and weight decay take effect, moments are kept.
+
+        Raises:
+            DamagedCheckpoint: a file does not fit; it and what differs are named.
+        """
+        from stepctl.trainer import state
+
+        spec, trainable = self._ready()
+        state.restore(folder, trainable, spec.lora, manifest.step)
+
+    def init_from(self, folder: Path) -> None:
+        """Put the adapter of a PEFT folder in place; the optimizer stays fresh.
+
+        Raises:
+            UsageError: it is not an adapter of this shape in safetensors.
+        """
+        from stepctl.trainer import state
+
+        spec, trainable = self._ready()
+        state.init_from(folder, trainable.parameters, spec.lora)
+
+    def evaluate(self, rows: Sequence[SftRow]) -> float:
+        """Mean loss over the supervised tokens of ``rows``, in nats, without dropout; changes no state.
+
+        Raises:
+            OutOfMemory: no memory left.
+        """
+        from stepctl.trainer import device, loop
+
+        _, trainable = self._ready()
+        with device.memory_errors():
+            return loop.evaluate(trainable, rows)
+
+    def train(self, rows: Sequence[SftRow], from_step: int, on_step: Callable[[Step], bool]) -> None:
+        """Make ceil(len(rows) / grad_accum) steps in file order; ``on_step`` ends the loop by returning False.
+
+        Raises:
+            StepctlError: ``from_step`` is not where the adapter is, or a row cannot be trained with this model.
+            NonFinite: nothing of the step it names may be committed.
+            OutOfMemory: no memory left.
+        """
+        from stepctl.trainer import device, loop
+
+        spec, trainable = self._ready()
+        if from_step != trainable.step:
+            raise StepctlError(
+                f"the adapter is at step {trainable.step}, and the job starts at step {from_step}",
+                safe="nothing was trained",
+                code="wrong_step",
+            )
+        with device.memory_errors():
+            loop.train(trainable, rows, spec.train, on_step)
+
+    def save(self, folder: Path) -> None:
+        """Write the files of a checkpoint into ``folder``, which is made; fsync is the caller's.
+
+        Raises:
+            StepctlError: a weight is not finite.
+        """
+        from stepctl.trainer import state
+
+        spec, trainable = self._ready()
+        folder.mkdir(parents=True, exist_ok=True)
+        state.write(folder, trainable, spec.train)
+
+    def _ready(self) -> tuple[JobSpec, Trainable]:
+        if self._spec is None or self._trainable is None:
+            raise RuntimeError("load() comes first")
+        return self._spec, self._trainable
+
+
+def _versions(placement: Placement, attention: str) -> dict[str, str]:
+    import peft
+    import torch
+    import transformers
+    import trl
+
+    from stepctl.trainer.device import device_name
+
+    return {
+        "stepctl": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": str(transformers.__version__),
+        "trl": str(trl.__version__),
+        "peft": str(peft.__version__),
+        "threads": str(torch.get_num_threads()),
+        "device": device_name(placement.device),
+        "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
+        "attention": attention,
+    }
