@@ -1,0 +1,5 @@
+"""``python -m stepctl``."""
+
+from stepctl.cli.main import main
+
+main()

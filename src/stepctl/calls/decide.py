@@ -1,0 +1,112 @@
+"""What a call does to its lineage: train from some row, answer from the ledger, or refuse. Pure: no files, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stepctl.base.errors import LineageConflict
+from stepctl.lineage.ledger import by_key, by_trace
+from stepctl.lineage.records import ROOT, LedgerLine
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The part of a call that concerns exactly-once."""
+
+    sha256: str
+    key: str | None = None
+    go_on: bool = False
+    fresh: bool = False
+    expect_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``replay`` is the ledger line that answers the call, else None; training starts at ``rows_start``."""
+
+    replay: LedgerLine | None = None
+    rows_start: int = 0
+    warnings: list[dict[str, object]] = field(default_factory=list)
+
+
+def _warn(code: str, message: str) -> list[dict[str, object]]:
+    return [{"code": code, "message": message}]
+
+
+def decide(ask: Ask, ledger: Sequence[LedgerLine], lineage: str, head_step: int) -> Decision:
+    """Apply the rules of exactly-once (docs/lineage.md).
+
+    Args:
+        ask: what the call wants.
+        ledger: the head's ancestry, oldest first.
+        lineage: its name, for messages.
+        head_step: the step of the head.
+
+    Raises:
+        LineageConflict: the key belongs to another trace, the head is not at the expected step, or the trace is
+            unfinished and nobody said whether to continue.
+    """
+    line = by_key(ledger, ask.key) if ask.key is not None else None
+    if ask.fresh:
+        # A repeated call of a fresh start is answered from the root it made; other keys belong to another ancestry.
+        line = line if line is not None and ledger[0].run == line.run and ledger[0].parent != ROOT else None
+        if line is None:
+            _expect(ask, 0, lineage)
+            return Decision()
+    if line is not None and line.trace_sha256 != ask.sha256:
+        raise LineageConflict(
+            f"the key {ask.key!r} was used for another trace (run {line.run}, sha256 {line.trace_sha256[:12]})",
+            safe="nothing was trained",
+            next="give each trace its own --key",
+            code="key_conflict",
+            details={"key": ask.key, "run": line.run, "trace_sha256": line.trace_sha256},
+        )
+    if line is None and ask.key is None:
+        line = _without_key(ask, ledger)
+    if line is not None and line.rows_done >= line.rows_total:
+        if ask.key is not None or ask.go_on:
+            return Decision(replay=line)
+        _expect(ask, head_step, lineage)
+        text = f"this trace was trained before, to step {line.step} (run {line.run}); it is trained again"
+        return Decision(warnings=_warn("trained_before", f"{text}: give a --key to prevent that"))
+    _expect(ask, head_step, lineage)
+    if line is not None:
+        return Decision(rows_start=line.rows_done)
+    return Decision(warnings=_abandoned(ledger))
+
+
+def _without_key(ask: Ask, ledger: Sequence[LedgerLine]) -> LedgerLine | None:
+    line = by_trace(ledger, ask.sha256)
+    if line is None or line.rows_done >= line.rows_total or ask.go_on:
+        return line
+    if line != ledger[-1]:
+        return None
+    raise LineageConflict(
+        f"this trace is unfinished: {line.rows_done} of its {line.rows_total} rows are trained (run {line.run})",
+        safe=f"the head is at step {line.step}",
+        next="--continue trains the rest",
+        code="unfinished_trace",
+        details={"rows_done": line.rows_done, "rows_total": line.rows_total, "run": line.run},
+    )
+
+
+def _expect(ask: Ask, head_step: int, lineage: str) -> None:
+    if ask.expect_step is not None and ask.expect_step != head_step:
+        raise LineageConflict(
+            f"the head of lineage {lineage!r} is at step {head_step}, not at step {ask.expect_step}",
+            safe="nothing was trained",
+            next="stepctl status",
+            code="other_step",
+            details={"head_step": head_step, "expect_step": ask.expect_step},
+        )
+
+
+def _abandoned(ledger: Sequence[LedgerLine]) -> list[dict[str, object]]:
+    if not ledger or ledger[-1].rows_done >= ledger[-1].rows_total:
+        return []
+    last = ledger[-1]
+    return _warn(
+        "left_unfinished",
+        f"the trace before this one was left at row {last.rows_done} of {last.rows_total} (run {last.run})",
+    )

@@ -1,0 +1,149 @@
+"""Steps 1 to 3 of a call: settings, the judged trace, the lineage's identity. Nothing is changed, nothing is spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from stepctl.base.errors import TraceRefused
+from stepctl.calls.origin import Origin, find_origin
+from stepctl.calls.request import TrainRequest
+from stepctl.calls.world import World
+from stepctl.config.load import Loaded
+from stepctl.config.model import Settings
+from stepctl.lineage.buckets.base import Bucket
+from stepctl.lineage.identity import require_same
+from stepctl.lineage.records import Identity
+from stepctl.lineage.store import LineageState, read_lineage
+from stepctl.models.resolve import ResolvedModel, is_folder, resolve_model
+from stepctl.traces.judge import judge
+from stepctl.traces.rows import BadRow, Judgement, RowWarning, Source
+from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that may be made. ``settings`` are effective: what was not given is the lineage's."""
+
+    settings: Settings
+    bucket: Bucket
+    model: ResolvedModel
+    identity: Identity
+    judged: Judgement
+    held_out: Judgement | None
+    origin: Origin | None
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        """What judging warns of."""
+        found = [*self.judged.warnings, *(self.held_out.warnings if self.held_out else [])]
+        return [_warning(w) for w in found]
+
+
+def _warning(warning: RowWarning) -> dict[str, Any]:
+    data: dict[str, Any] = msgspec.to_builtins(warning)
+    return data
+
+
+def inherit(loaded: Loaded, identity: Identity | None, lora: dict[str, Any], train: dict[str, Any]) -> Settings:
+    """The settings of a call on a lineage: identity that was not given is taken from it.
+
+    Args:
+        loaded: today's settings and which of them were given.
+        identity: the head's; None when the lineage is empty.
+        lora: LoRA shape to inherit (the head's, or the origin's for a new lineage).
+        train: the head's train settings; only the seed is inherited.
+    """
+    given, settings = loaded.given, loaded.settings
+    changes: dict[str, Any] = {}
+    if identity is not None:
+        if "method" not in given:
+            changes["method"] = identity.method
+        if "model" not in given:
+            changes["model"] = identity.model
+        same_model = changes.get("model", settings.model) == identity.model
+        if same_model and "revision" not in given and not is_folder(identity.model):
+            changes["revision"] = identity.revision
+    shape = {name: value for name, value in lora.items() if f"lora.{name}" not in given}
+    changes["lora"] = msgspec.structs.replace(settings.lora, **shape)
+    if "train.seed" not in given and "seed" in train:
+        changes["train"] = msgspec.structs.replace(settings.train, seed=train["seed"])
+    return msgspec.structs.replace(settings, **changes)
+
+
+def _shape(identity: Identity) -> dict[str, Any]:
+    return {name: getattr(identity, name) for name in ("r", "alpha", "dropout", "target_modules")}
+
+
+def prepare(world: World, request: TrainRequest) -> Prepared:
+    """Judge the call against the trace and the lineage as it is now.
+
+    Raises:
+        TraceRefused: rows are bad; all are listed.
+        LineageConflict: another identity.
+        UsageError, StepctlError: no such model, unreachable Hub.
+    """
+    loaded, bucket = world.loaded, world.bucket()
+    state = read_lineage(bucket, loaded.settings.lineage)
+    head = None if request.fresh else state.head
+    origin = None
+    if loaded.settings.init_from is not None:
+        origin = find_origin(loaded.settings.init_from, bucket, loaded.project)
+    lora = _shape(head.identity) if head else origin.lora if origin else {}
+    settings = inherit(loaded, head.identity if head else None, lora, head.settings if head else {})
+    model = resolve_model(settings.model, settings.revision, loaded.hf_token)
+    tokenizer = load_tokenizer(model.folder)
+    judged = _judge(request.sources, tokenizer, settings)
+    held_out = _judge((request.eval_source,), tokenizer, settings) if request.eval_source else None
+    _refuse_bad([*judged.bad, *(held_out.bad if held_out else [])])
+    identity = _identity(settings, model, state, request.fresh, origin)
+    if head is not None:
+        require_same(settings.lineage, head.identity, identity)
+    return Prepared(settings, bucket, model, identity, judged, held_out, origin)
+
+
+def _identity(
+    settings: Settings, model: ResolvedModel, state: LineageState, fresh: bool, origin: Origin | None
+) -> Identity:
+    """What this call asks for; an origin that is not given again is the recorded one."""
+    inherited = state.head.identity.origin if state.head and not fresh else None
+    return Identity(
+        model=settings.model,
+        revision=model.revision,
+        method=settings.method,
+        r=settings.lora.r,
+        alpha=settings.lora.alpha,
+        dropout=settings.lora.dropout,
+        target_modules=tuple(sorted(settings.lora.target_modules)),
+        vocab_size=model.vocab_size,
+        origin=origin.sha256 if origin else inherited,
+    )
+
+
+def _judge(sources: tuple[Source, ...], tokenizer: TextTokenizer, settings: Settings) -> Judgement:
+    train = settings.train
+    return judge(
+        sources, method=settings.method, tokenizer=tokenizer, max_length=train.max_length, train_on=train.train_on
+    )
+
+
+def _refuse_bad(bad: list[BadRow]) -> None:
+    if not bad:
+        return
+    lines = [_bad_line(row) for row in bad]
+    shown = lines[:20] + ([f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else [])
+    noun = "row" if len(bad) == 1 else "rows"
+    raise TraceRefused(
+        "\n".join([f"the trace is refused: {len(bad)} bad {noun}", *shown]),
+        safe="nothing was trained, and the head is as it was",
+        next="mend or remove those rows, then run the command again",
+        details={"bad": [msgspec.to_builtins(row) for row in bad]},
+    )
+
+
+def _bad_line(row: BadRow) -> str:
+    where = f"{row.file}, line {row.line}" if row.line is not None else row.file
+    field = f" {row.field}:" if row.field else ""
+    return f"  {where}:{field} {row.reason}"

@@ -1,0 +1,65 @@
+"""What ``stepctl train`` was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from stepctl.base.errors import UsageError
+from stepctl.traces.rows import Source
+
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The options of one call that are not settings. ``paths`` are as recorded: absolute, or ``-``."""
+
+    paths: tuple[str, ...]
+    sources: tuple[Source, ...]
+    eval_path: str | None = None
+    eval_source: Source | None = None
+    key: str | None = None
+    go_on: bool = False
+    fresh: bool = False
+    expect_step: int | None = None
+    detach: bool = False
+    no_wait: bool = False
+    run: str | None = None
+    """Set when an earlier run that never got its examples is started again."""
+
+
+def read_sources(names: Sequence[str], stdin: BinaryIO) -> tuple[tuple[str, ...], tuple[Source, ...]]:
+    """Read the trace files, whole, in the order given.
+
+    Returns:
+        Their absolute paths and their bytes.
+
+    Raises:
+        UsageError: one is missing, a folder, unreadable, or named twice.
+    """
+    if len(set(names)) != len(names):
+        raise UsageError("a trace is named twice", next="name each file once")
+    paths, sources = [], []
+    for name in names:
+        paths.append(name if name == STDIN else str(Path(name).absolute()))
+        sources.append(Source(name=name, data=stdin.read()) if name == STDIN else read_source(name))
+    return tuple(paths), tuple(sources)
+
+
+def read_source(name: str) -> Source:
+    """Read one file, whole.
+
+    Raises:
+        UsageError: it is missing, a folder, or unreadable.
+    """
+    try:
+        return Source(name=name, data=Path(name).read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"the file {name} does not exist", next="check the path", code="no_such_file") from None
+    except IsADirectoryError:
+        raise UsageError(f"{name} is a folder", next="name the files in it") from None
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}", next="check its permissions") from None

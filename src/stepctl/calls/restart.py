@@ -1,0 +1,88 @@
+"""Starting a run again that never got its examples: the run carries everything else that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from stepctl.base.errors import StepctlError, UsageError
+from stepctl.base.files import sha256_bytes
+from stepctl.calls.request import STDIN, TrainRequest, read_source
+from stepctl.calls.train import train
+from stepctl.calls.world import World
+from stepctl.config.load import Loaded
+from stepctl.config.model import LoraSettings, Settings, TrainSettings
+from stepctl.runs.record import RunRecord, TraceRecord
+from stepctl.runs.report import Report
+from stepctl.traces.rows import Source
+
+
+class TraceNeeded(StepctlError):
+    """The recorded file is gone, changed, or was stdin."""
+
+    code = "needs_trace"
+
+
+def restart(world: World, record: RunRecord, trace: list[str] | None = None) -> Report:
+    """Train what run ``record`` was asked to, from the head as it is now, under the same run id.
+
+    Args:
+        trace: files to read instead of the recorded ones; their content must be the same.
+
+    Raises:
+        TraceNeeded: the examples are not to be had.
+        StepctlError: as ``stepctl train``.
+    """
+    sources = _read(record, record.trace, trace)
+    held_out = _read(record, record.eval, None)[0] if record.eval else None
+    request = TrainRequest(
+        paths=record.trace.paths,
+        sources=sources,
+        eval_path=record.eval.paths[0] if record.eval else None,
+        eval_source=held_out,
+        key=record.key,
+        go_on=record.key is None and record.trace.rows_start > 0,
+        fresh=record.new_root,
+        run=record.run,
+    )
+    world.loaded = _loaded(world.loaded, record)
+    world.store.job_dir(record.run).events.unlink(missing_ok=True)
+    return train(world, request)
+
+
+def _read(record: RunRecord, trace: TraceRecord, instead: list[str] | None) -> tuple[Source, ...]:
+    paths = tuple(instead or trace.paths)
+    ask = f"stepctl train attach {record.run} --trace FILE"
+    if STDIN in paths:
+        raise TraceNeeded("the run's examples came on stdin and never reached the trainer", next=ask)
+    try:
+        sources = tuple(read_source(path) for path in paths)
+    except UsageError as error:
+        raise TraceNeeded(f"the run's examples are needed again: {error.message}", next=ask) from error
+    if sha256_bytes(b"".join(s.data for s in sources)) != trace.sha256:
+        raise TraceNeeded(
+            f"{', '.join(paths)} changed since run {record.run} was made",
+            safe="nothing was trained",
+            next=f"{ask} with the file as it was, or a new call: stepctl train {' '.join(paths)}",
+        )
+    return sources
+
+
+def _loaded(loaded: Loaded, record: RunRecord) -> Loaded:
+    """Today's settings with the run's own in their place."""
+    recorded = record.settings
+    settings: Settings = msgspec.structs.replace(
+        loaded.settings,
+        model=record.model,
+        revision=None if recorded["revision"].startswith("files:") else recorded["revision"],
+        method=record.method,
+        bucket=record.bucket,
+        lineage=record.lineage,
+        target=record.target,
+        init_from=recorded.get("init_from"),
+        keep_checkpoints=recorded["keep_checkpoints"],
+        lora=msgspec.convert(recorded["lora"], LoraSettings),
+        train=msgspec.convert(recorded["train"], TrainSettings),
+    )
+    return replace(loaded, settings=settings, given=frozenset(loaded.sources))

@@ -1,0 +1,184 @@
+"""Bringing a run's record to what really happened. Any call may do it, after any crash."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepctl.base.errors import StepctlError
+from stepctl.base.names import iso, utc_now
+from stepctl.calls.reporting import (
+    close,
+    read_events,
+    read_result,
+    report_of,
+    with_checkpoint,
+    with_events,
+    with_result,
+)
+from stepctl.calls.world import World
+from stepctl.jobs.directory import JobDir
+from stepctl.lineage.buckets import open_bucket
+from stepctl.lineage.records import Manifest
+from stepctl.lineage.store import (
+    check_folder,
+    clean_leftovers,
+    commit,
+    decode_manifest,
+    prune,
+    read_lineage,
+)
+from stepctl.runs.process import alive
+from stepctl.runs.record import UNFINISHED, RunRecord
+from stepctl.runs.report import Report
+from stepctl.runs.store import RunStore
+from stepctl.targets.base import Machine
+from stepctl.targets.open import open_machine
+
+
+def machine_of(store: RunStore, record: RunRecord) -> Machine:
+    """A connection to the run's job, from what the record holds: today's settings do not matter."""
+    return open_machine("local", record.target_options, store.job_dir(record.run), record.job)
+
+
+def running(store: RunStore, record: RunRecord) -> bool:
+    """Whether the run may still go on by itself. Changes nothing."""
+    if record.state not in UNFINISHED or store.job_dir(record.run).exit_code.exists():
+        return False
+    return machine_of(store, record).alive() if record.job else alive(record.client)
+
+
+def settle(world: World, record: RunRecord, machine: Machine | None = None) -> RunRecord:
+    """Give an ended run its final state; one that still runs is returned as it is.
+
+    Raises:
+        StepctlError: the bucket cannot be read, and so it is not known what was committed.
+    """
+    store, job = world.store, world.store.job_dir(record.run)
+    machine = machine or machine_of(store, record)
+    if record.state not in UNFINISHED or running(store, record):
+        return record
+    if job.exit_code.exists():
+        result = read_result(job)
+        return _end(store, record, with_result(with_events(report_of(record), read_events(job)), result))
+    if record.job is None or not job.events.exists():
+        return _end(store, record, _needs_trace(record))
+    return _end(store, record, _died(world, record, machine, job))
+
+
+def _end(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
+    """Write the final state; what the job left for itself is removed."""
+
+    def change(record: RunRecord) -> None:
+        close(report, record)
+        record.state, record.error = report.state, report.error
+        record.finished_at = iso(utc_now())
+        data: dict[str, Any] = msgspec.to_builtins(report)
+        record.report = data
+
+    ended = store.update(record.run, change)
+    folder = store.folder(record.run)
+    for leftover in ("restore", "init") + (() if report.state == "commit_pending" else ("out",)):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
+    return ended
+
+
+def _needs_trace(record: RunRecord) -> Report:
+    report = report_of(record)
+    report.state = "needs_trace"
+    report.error = {
+        "code": "needs_trace",
+        "message": "the call ended before its examples reached the trainer; nothing was trained",
+        "next": f"stepctl train attach {record.run}",
+    }
+    return report
+
+
+def saved_checkpoint(job: JobDir, lineage: str) -> tuple[Path, Manifest] | None:
+    """The checkpoint that the job saved whole but has not committed, verified."""
+    for folder in sorted(job.out.glob("*"), reverse=True):
+        try:
+            manifest = decode_manifest((folder / "manifest.json").read_bytes(), lineage, folder.name)
+            check_folder(folder, manifest)
+        except (OSError, StepctlError):
+            continue
+        return folder, manifest
+    return None
+
+
+def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Report:
+    """The process is gone without a result: what is saved is committed, what is committed counts."""
+    report = with_events(report_of(record), read_events(job))
+    cancelled = job.requested() == "cancel"
+    bucket = open_bucket(record.bucket)
+    saved = None if cancelled else saved_checkpoint(job, record.lineage)
+    if saved is not None and read_lineage(bucket, record.lineage).parent == saved[1].parent:
+        commit_folder(record, *saved)
+    state = read_lineage(bucket, record.lineage)
+    mine = [line for line in state.ledger if line.run == record.run]
+    others = [i.manifest for i in state.checkpoints if i.manifest.run == record.run]
+    if mine:
+        with_checkpoint(report, mine[-1].checkpoint, mine[-1].step, mine[-1].rows_done)
+    elif others:
+        newest = max(others, key=lambda manifest: manifest.step)
+        with_checkpoint(report, newest.checkpoint, newest.step, newest.rows_done)
+        report.forked = True
+    else:
+        report.losses = []
+    if report.checkpoint and report.rows_done >= report.rows_total:
+        report.state = "done"
+        return report
+    report.state = "cancelled" if cancelled else "failed"
+    if not cancelled:
+        report.error = _death(record, machine, report)
+    return report
+
+
+def _death(record: RunRecord, machine: Machine, report: Report) -> dict[str, Any]:
+    how = machine.death() or "it was killed, or the machine went down"
+    kept = f"rows up to {report.rows_done} of {report.rows_total} are committed" if report.checkpoint else ""
+    again = f"--key {record.key}" if record.key else "--continue" if report.checkpoint else ""
+    return {
+        "code": "job_died",
+        "message": f"the trainer's process died: {how}; {kept or 'nothing of this call is committed'}, "
+        f"and the head is at step {report.global_step}",
+        "next": " ".join(["stepctl train", *record.trace.paths, again]).strip()
+        + f" (log: stepctl runs logs {record.run})",
+    }
+
+
+def commit_folder(record: RunRecord, folder: Path, manifest: Manifest) -> bool:
+    """Commit what a job saved; says whether it became a fork."""
+    bucket = open_bucket(record.bucket)
+    done = commit(bucket, folder, manifest, choose_root=record.new_root and manifest.parent == record.parent)
+    prune(bucket, record.lineage, record.settings.get("keep_checkpoints", 3))
+    clean_leftovers(bucket, record.lineage, record.run, utc_now())
+    return done.forked
+
+
+def commit_pending(world: World, record: RunRecord) -> RunRecord:
+    """Commit what a run saved but could not commit.
+
+    Raises:
+        StepctlError, OSError: the bucket still refuses; the checkpoint stays here.
+    """
+    store = world.store
+    saved = saved_checkpoint(store.job_dir(record.run), record.lineage)
+    report = msgspec.convert(record.report, Report)
+    if saved is None:
+        report.state, report.checkpoint = "failed", None
+        report.global_step, report.rows_done = record.from_step, record.trace.rows_start
+        report.error = {
+            "code": "saved_checkpoint_gone",
+            "message": f"the checkpoint that run {record.run} saved here is gone or damaged; its steps are lost",
+            "next": "stepctl status",
+        }
+        return _end(store, record, report)
+    folder, manifest = saved
+    report.forked = commit_folder(record, folder, manifest)
+    report.state = "done" if manifest.rows_done >= manifest.rows_total else "stopped"
+    report.checkpoint, report.error = manifest.checkpoint, None
+    return _end(store, record, report)

@@ -1,0 +1,163 @@
+"""Steps 4 to 6 of a call: the record, the machine, the job."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from stepctl import __version__
+from stepctl.base.names import iso, new_run_id, utc_now
+from stepctl.calls.decide import Decision
+from stepctl.calls.prepare import Prepared
+from stepctl.calls.request import TrainRequest
+from stepctl.calls.settle import machine_of
+from stepctl.calls.world import World
+from stepctl.config.model import LocalTarget
+from stepctl.jobs.directory import Payload
+from stepctl.jobs.spec import JOB_VERSION, JobSpec, ModelSpec, TraceFile, TraceSpec
+from stepctl.lineage.records import ROOT
+from stepctl.lineage.store import LineageState
+from stepctl.runs.process import myself
+from stepctl.runs.record import RunRecord, TraceRecord
+from stepctl.targets.base import Machine
+from stepctl.traces.rows import Judgement, Source
+
+
+def steps_of(rows: int, grad_accum: int) -> int:
+    """ceil(rows / grad_accum)."""
+    return math.ceil(rows / grad_accum)
+
+
+def make_record(
+    world: World, request: TrainRequest, prepared: Prepared, decision: Decision, state: LineageState
+) -> RunRecord:
+    """Write the intent of the call. The caller holds the store's lock.
+
+    A fresh start needs a root of its own only when the lineage has something already.
+    """
+    now, settings = utc_now(), prepared.settings
+    run = request.run or new_run_id(now)
+    new_root = request.fresh and not state.empty
+    rows = len(prepared.judged.rows)
+    record = RunRecord(
+        run=run,
+        created_at=iso(now),
+        updated_at=iso(now),
+        state="created",
+        method=settings.method,
+        model=settings.model,
+        bucket=settings.bucket,
+        lineage=settings.lineage,
+        target=settings.target,
+        key=request.key,
+        trace=TraceRecord(
+            paths=request.paths, sha256=prepared.judged.sha256, rows_total=rows, rows_start=decision.rows_start
+        ),
+        eval=_eval_record(request, prepared.held_out),
+        parent=f"{ROOT}-{run}" if new_root else state.parent,
+        from_step=0 if new_root else state.head_step,
+        steps_planned=steps_of(rows - decision.rows_start, settings.train.grad_accum),
+        new_root=new_root,
+        client=myself(),
+        settings=_settings(prepared),
+        target_options=_target_options(world, settings.target),
+        warnings=[*prepared.warnings, *decision.warnings],
+    )
+    world.store.create(record)
+    return record
+
+
+def _eval_record(request: TrainRequest, held_out: Judgement | None) -> TraceRecord | None:
+    if held_out is None or request.eval_path is None:
+        return None
+    return TraceRecord(paths=(request.eval_path,), sha256=held_out.sha256, rows_total=len(held_out.rows))
+
+
+def _settings(prepared: Prepared) -> dict[str, Any]:
+    settings = prepared.settings
+    return {
+        "revision": prepared.identity.revision,
+        "keep_checkpoints": settings.keep_checkpoints,
+        "init_from": settings.init_from,
+        "lora": msgspec.to_builtins(settings.lora),
+        "train": msgspec.to_builtins(settings.train),
+    }
+
+
+def _target_options(world: World, name: str) -> dict[str, Any]:
+    target = world.loaded.settings.targets.get(name) or LocalTarget()
+    options: dict[str, Any] = msgspec.to_builtins(target)
+    return options
+
+
+def start_job(
+    world: World, request: TrainRequest, prepared: Prepared, record: RunRecord, state: LineageState
+) -> tuple[RunRecord, Machine]:
+    """Start the trainer and hand it the examples. Each act is recorded before the next.
+
+    A crash before the process is recorded leaves a trainer that ends by itself, since no examples come.
+    """
+    store, run = world.store, record.run
+    init = None
+    if prepared.origin is not None and (state.head is None or record.new_root):
+        init = store.folder(run) / "init"
+        prepared.origin.place(prepared.bucket, init)
+    spec = _spec(request, prepared, record, state, str(init) if init else None)
+    machine = machine_of(store, record)
+
+    def starting(record: RunRecord) -> None:
+        record.state = "starting"
+
+    store.update(run, starting)
+    process = machine.start(spec)
+
+    def started(record: RunRecord) -> None:
+        record.job, record.state = process, "running"
+
+    record = store.update(run, started)
+    sources = (request.eval_source,) if request.eval_source else ()
+    machine.send(
+        Payload(
+            trace=tuple(s.data for s in request.sources),
+            eval=tuple(s.data for s in sources),
+            hf_token=None if prepared.model.commit is None else world.loaded.hf_token,
+        )
+    )
+    return record, machine
+
+
+def _trace_spec(sources: tuple[Source, ...], sha256: str, rows_total: int, rows_start: int) -> TraceSpec:
+    files = tuple(TraceFile(name=s.name, bytes=len(s.data)) for s in sources)
+    return TraceSpec(sha256=sha256, files=files, rows_total=rows_total, rows_start=rows_start)
+
+
+def _spec(
+    request: TrainRequest, prepared: Prepared, record: RunRecord, state: LineageState, init: str | None
+) -> JobSpec:
+    settings, held_out = prepared.settings, prepared.held_out
+    return JobSpec(
+        version=JOB_VERSION,
+        release=__version__,
+        run=record.run,
+        identity=prepared.identity,
+        model=ModelSpec(
+            source=settings.model, revision=prepared.model.commit, trust_remote_code=settings.trust_remote_code
+        ),
+        lora=settings.lora,
+        train=settings.train,
+        trace=_trace_spec(request.sources, record.trace.sha256, record.trace.rows_total, record.trace.rows_start),
+        eval=_trace_spec((request.eval_source,), held_out.sha256, len(held_out.rows), 0)
+        if request.eval_source and held_out
+        else None,
+        bucket=settings.bucket,
+        lineage=settings.lineage,
+        parent=record.parent,
+        parent_sha256=None if record.new_root else state.head_sha256,
+        from_step=record.from_step,
+        new_root=record.new_root,
+        key=request.key,
+        keep_checkpoints=settings.keep_checkpoints,
+        init_from=init,
+    )

@@ -1,0 +1,200 @@
+"""``stepctl train``: one call, in order. See DESIGN's nine steps in docs/architecture.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepctl.base.errors import LineageConflict, StepctlError
+from stepctl.calls.attach import report_now, wait_for_end
+from stepctl.calls.decide import Ask, Decision, decide
+from stepctl.calls.prepare import Prepared, prepare
+from stepctl.calls.reporting import checkpoint_or_none, replayed
+from stepctl.calls.request import TrainRequest
+from stepctl.calls.settle import commit_pending, running, settle
+from stepctl.calls.start import make_record, start_job, steps_of
+from stepctl.calls.world import World
+from stepctl.lineage.identity import require_same
+from stepctl.lineage.records import LedgerLine
+from stepctl.lineage.store import LineageState, read_lineage
+from stepctl.runs.record import RunRecord
+from stepctl.runs.report import Report
+
+WAIT_SEC = 0.5
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The call is the lineage's only one now: its record is written."""
+
+    record: RunRecord
+    state: LineageState
+
+
+def train(world: World, request: TrainRequest) -> Report:
+    """Make a call and return how it went.
+
+    Raises:
+        StepctlError: any refusal; its exit code says which.
+    """
+    prepared = prepare(world, request)
+    for warning in prepared.warnings:
+        world.listener.notice(f"warning: {warning['message']}")
+    outcome = _claim(world, request, prepared)
+    if isinstance(outcome, Report):
+        return outcome
+    if isinstance(outcome, RunRecord):
+        world.listener.notice(f"run {outcome.run} has this key and is running: following it")
+        return wait_for_end(world, outcome, own=False)
+    return _run(world, request, prepared, outcome)
+
+
+def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claimed) -> Report:
+    record = claimed.record
+    world.interrupts.armed = True
+    for warning in record.warnings[len(prepared.warnings) :]:
+        world.listener.notice(f"warning: {warning['message']}")
+    try:
+        record, machine = start_job(world, request, prepared, record, claimed.state)
+    except (StepctlError, OSError) as error:
+        _failed_to_start(world, record, error)
+        raise
+    if request.detach:
+        world.listener.notice(f"run {record.run} goes on by itself; follow it with: stepctl train attach {record.run}")
+        return report_now(world, record)
+    return wait_for_end(world, record, own=True, machine=machine)
+
+
+def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSError) -> None:
+    message = error.message if isinstance(error, StepctlError) else str(error)
+
+    def failed(record: RunRecord) -> None:
+        record.state = "failed"
+        record.error = {"code": getattr(error, "code", "os_error"), "message": message}
+
+    world.store.update(record.run, failed)
+
+
+def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord:
+    """Wait for the lineage's unfinished runs, decide on the head as it is then, and write the record."""
+    told: str | None = None
+    while True:
+        with world.store.lock():
+            other = _unfinished(world, request, prepared)
+            if other is None:
+                return _decide_and_record(world, request, prepared)
+        if request.key is not None and other.key == request.key:
+            return _same_key(request, prepared, other)
+        if request.no_wait:
+            raise LineageConflict(
+                f"run {other.run} of lineage {other.lineage!r} is not finished",
+                safe="nothing was trained by this call",
+                next=f"stepctl train attach {other.run}, or leave --no-wait out",
+                code="busy",
+                details={"run": other.run},
+            )
+        if other.run != told:
+            told = other.run
+            world.listener.notice(f"waiting for run {other.run}, which is training lineage {other.lineage!r}")
+        world.wait(WAIT_SEC)
+
+
+def _same_key(request: TrainRequest, prepared: Prepared, other: RunRecord) -> RunRecord:
+    if other.trace.sha256 != prepared.judged.sha256:
+        raise LineageConflict(
+            f"the key {request.key!r} is in use for another trace by run {other.run}",
+            safe="nothing was trained by this call",
+            next="give each trace its own --key",
+            code="key_conflict",
+            details={"key": request.key, "run": other.run},
+        )
+    return other
+
+
+def _unfinished(world: World, request: TrainRequest, prepared: Prepared) -> RunRecord | None:
+    """The run to wait for; ended ones get their final state, and what they saved is committed, on the way."""
+    settings, store = prepared.settings, world.store
+    for found in store.unfinished(settings.bucket, settings.lineage):
+        record = found
+        if record.run == request.run:
+            continue
+        if record.state != "commit_pending":
+            if running(store, record):
+                return record
+            record = settle(world, record)
+            world.listener.notice(f"run {record.run} had ended without a word; it is now: {record.state}")
+        if record.state == "commit_pending":
+            record = commit_pending(world, record)
+            world.listener.notice(f"run {record.run}: its saved checkpoint is committed now")
+    return None
+
+
+def _ask(request: TrainRequest, prepared: Prepared) -> Ask:
+    return Ask(
+        sha256=prepared.judged.sha256,
+        key=request.key,
+        go_on=request.go_on,
+        fresh=request.fresh,
+        expect_step=request.expect_step,
+    )
+
+
+def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report:
+    settings = prepared.settings
+    state = read_lineage(prepared.bucket, settings.lineage, claim=True)
+    for note in state.notes:
+        world.listener.notice(f"warning: {note}")
+    decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
+    if decision.replay is not None:
+        return _replay(world, prepared, decision.replay)
+    if state.head is not None and not request.fresh:
+        # The head may have moved since the call was prepared.
+        require_same(settings.lineage, state.head.identity, prepared.identity)
+    prepared.bucket.check_writable()
+    return Claimed(make_record(world, request, prepared, decision, state), state)
+
+
+def _base_report(world: World, prepared: Prepared, key: str | None) -> Report:
+    settings = prepared.settings
+    return Report(
+        run=None,
+        state="planned",
+        method=settings.method,
+        model=settings.model,
+        lineage=settings.lineage,
+        bucket=settings.bucket,
+        target=settings.target,
+        grad_accum=settings.train.grad_accum,
+        num_examples=len(prepared.judged.rows),
+        rows_total=len(prepared.judged.rows),
+        trace_sha256=prepared.judged.sha256,
+        supervised_tokens=prepared.judged.supervised_tokens,
+        key=key,
+        warnings=prepared.warnings,
+    )
+
+
+def _replay(world: World, prepared: Prepared, line: LedgerLine) -> Report:
+    store = world.store
+    earlier = store.load(line.run) if line.run in store.names() else None
+    world.listener.notice(f"nothing to train: run {line.run} trained this already, to step {line.step}")
+    return replayed(_base_report(world, prepared, line.key), line, earlier)
+
+
+def plan(world: World, request: TrainRequest, prepared: Prepared) -> Report:
+    """What the call would do. Changes nothing."""
+    settings = prepared.settings
+    state = read_lineage(prepared.bucket, settings.lineage)
+    decision: Decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
+    if decision.replay is not None:
+        return _replay(world, prepared, decision.replay)
+    report = _base_report(world, prepared, request.key)
+    fresh: dict[str, Any] = {"from_step": 0, "resumed_from": None}
+    now = {"from_step": state.head_step, "resumed_from": checkpoint_or_none(state.parent)}
+    for name, value in (fresh if request.fresh else now).items():
+        setattr(report, name, value)
+    report.rows_done = decision.rows_start
+    report.steps_run = steps_of(report.rows_total - decision.rows_start, report.grad_accum)
+    report.global_step = report.from_step + report.steps_run
+    report.warnings = [*report.warnings, *decision.warnings]
+    return report

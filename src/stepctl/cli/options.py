@@ -1,0 +1,14 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Bucket = Annotated[str | None, typer.Option(help="Where lineages live: a directory.", metavar="DIR")]
+Lineage = Annotated[str | None, typer.Option(help="The chain of checkpoints.", metavar="NAME")]
+Model = Annotated[str | None, typer.Option(help="Base model: a Hugging Face id or a folder.", metavar="MODEL")]
+Run = Annotated[str, typer.Argument(help="Run id, a unique prefix of one, or: last.", metavar="RUN")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds to wait at most (exit code 124).", metavar="SEC", min=0)]

@@ -1,0 +1,65 @@
+"""A run's report in lines for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from stepctl.cli.output import Output, write_line
+from stepctl.runs.report import Report
+
+_STATES = {
+    "done": "done",
+    "running": "running",
+    "planned": "plan",
+    "stopped": "stopped on request, saved",
+    "cancelled": "cancelled",
+    "failed": "failed",
+    "needs_trace": "not started",
+    "commit_pending": "saved here, not in the bucket yet",
+}
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """What a person wants to know of a run."""
+    steps = f"step {report.from_step} -> {report.global_step}"
+    yield f"{_STATES[report.state]}: run {report.run}, lineage {report.lineage}, {steps}"
+    if report.replayed:
+        yield "nothing was trained: this was answered from an earlier run"
+    if report.rows_total:
+        yield f"rows: {report.rows_done} of {report.rows_total} are trained, {report.grad_accum} a step"
+    if report.loss is not None:
+        yield f"loss: {report.loss:.4f} at the last step"
+    if report.eval_loss is not None and report.eval_loss_before is not None:
+        yield f"held-out loss: {report.eval_loss_before:.4f} -> {report.eval_loss:.4f}"
+    if report.checkpoint:
+        yield f"checkpoint: {report.bucket}/{report.lineage}/checkpoints/{report.checkpoint}"
+
+
+def finish(output: Output, report: Report) -> int:
+    """Print a report and return the exit code. An error goes to stderr as well."""
+    if report.error and report.state != "running":
+        write_line(sys.stderr, f"error: {report.error['message']}")
+        if report.error.get("next"):
+            write_line(sys.stderr, f"next: {report.error['next']}")
+    if report.forked:
+        write_line(sys.stderr, f"error: {report.checkpoint} is a fork: another checkpoint is the head now")
+        write_line(sys.stderr, "safe: the work is kept in the bucket")
+        write_line(sys.stderr, "next: stepctl status")
+    if report.exit_code == 130:
+        write_line(sys.stderr, f"detached: run {report.run} goes on; stepctl train attach {report.run}")
+    elif report.exit_code == 124:
+        write_line(sys.stderr, f"the time limit passed: run {report.run} goes on; stepctl train attach {report.run}")
+    elif report.state == "stopped" and report.rows_done < report.rows_total:
+        again = f"--key {report.key}" if report.key else "--continue"
+        write_line(sys.stderr, f"next: the same command with {again} trains the other rows")
+    output.result(report, report_lines(report))
+    return report.exit_code
+
+
+def ended(output: Output, report: Report) -> int:
+    """For the verbs that end a run: they have done their work when it has ended, however it ended."""
+    if report.exit_code not in (124, 130):
+        report.exit_code = 0
+    output.result(report, report_lines(report))
+    return report.exit_code

@@ -1,0 +1,40 @@
+"""What every command starts with: settings, a listener, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepctl.cli.output import Output
+
+if TYPE_CHECKING:
+    from stepctl.calls.world import Interrupts, Listener, World
+
+
+def open_world(output: Output, options: dict[str, object], listener: Listener | None = None) -> World:
+    """Load the settings and say what they warn of.
+
+    Raises:
+        UsageError: the settings are not in order.
+    """
+    from stepctl.calls.world import Silent, World
+    from stepctl.config.load import load_settings
+
+    loaded = load_settings(options, os.environ, Path.cwd())
+    for warning in loaded.warnings:
+        output.warning(warning)
+    return World(loaded, listener or Silent())
+
+
+def catch_interrupts(interrupts: Interrupts) -> None:
+    """Ctrl-C and TERM are counted once a run exists to answer them; before that they end the call."""
+
+    def handle(*_: object) -> None:
+        if not interrupts.armed:
+            raise KeyboardInterrupt
+        interrupts.count += 1
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)

@@ -1,0 +1,65 @@
+"""``run.json``: one call's record. No secret and no text of an example is ever in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+RUN_VERSION = 1
+
+UNFINISHED = ("created", "starting", "running")
+"""States in which the run may still change by itself; all others are how it ended, or wait for somebody."""
+
+STATES = (*UNFINISHED, "done", "stopped", "cancelled", "failed", "needs_trace", "commit_pending")
+
+
+class ProcessId(Struct, frozen=True, kw_only=True):
+    """A process, told from a later one with the same number by when it started (see ``process.py``)."""
+
+    pid: int
+    started: str
+
+
+class TraceRecord(Struct, frozen=True, kw_only=True):
+    """Where the examples came from: absolute paths (``-`` for stdin) and the digest over their bytes."""
+
+    paths: tuple[str, ...]
+    sha256: str
+    rows_total: int
+    rows_start: int = 0
+
+
+class RunRecord(Struct, kw_only=True):
+    """One call.
+
+    ``parent`` is what its first checkpoint extends. ``client`` is the process that made the record, ``job`` the one
+    that trains. ``settings`` are the effective ones (model, lora,
+    train), ``target_options`` those of the target. ``report`` is what ``--json`` printed when it ended.
+    """
+
+    version: int = RUN_VERSION
+    run: str
+    created_at: str
+    updated_at: str
+    state: str
+    method: str
+    model: str
+    bucket: str
+    lineage: str
+    target: str
+    key: str | None
+    trace: TraceRecord
+    eval: TraceRecord | None
+    parent: str
+    from_step: int
+    steps_planned: int
+    new_root: bool
+    client: ProcessId
+    settings: dict[str, Any] = field(default_factory=dict)
+    target_options: dict[str, Any] = field(default_factory=dict)
+    job: ProcessId | None = None
+    finished_at: str | None = None
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None

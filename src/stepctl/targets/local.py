@@ -1,0 +1,141 @@
+"""This machine: the job is a process group of its own that outlives the terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from stepctl.base.errors import StepctlError
+from stepctl.base.files import write_atomic
+from stepctl.jobs.directory import JobDir, Payload, write_payload
+from stepctl.jobs.spec import JobSpec
+from stepctl.runs.process import alive, identify
+from stepctl.runs.record import ProcessId
+
+_INHERITED = (
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TERM PYTHONPATH VIRTUAL_ENV LD_LIBRARY_PATH DYLD_LIBRARY_PATH "
+    "HF_HOME HF_ENDPOINT HF_HUB_CACHE HF_HUB_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME SSL_CERT_FILE SSL_CERT_DIR "
+    "REQUESTS_CA_BUNDLE CURL_CA_BUNDLE HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy STEPCTL_DEBUG"
+).split()
+_INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH_", "PYTORCH_")
+
+
+def clean_environment(env: dict[str, str]) -> dict[str, str]:
+    """What a job inherits: a list of names it needs, so that no secret gets there by not being thought of."""
+    kept = {k: v for k, v in env.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    return {**kept, "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class LocalMachine:
+    """A job on this machine; its directory is the run's own folder."""
+
+    def __init__(self, job: JobDir, python: str | None, process: ProcessId | None) -> None:
+        self._job, self._python, self._process = job, python or sys.executable, process
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self, spec: JobSpec) -> ProcessId:
+        for leftover in (
+            self._job.exit_code,
+            self._job.result,
+            self._job.control / "stop",
+            self._job.control / "cancel",
+        ):
+            leftover.unlink(missing_ok=True)
+        write_atomic(self._job.job, msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n", mode=0o600)
+        with self._job.log.open("ab") as log:
+            try:
+                child = subprocess.Popen(
+                    [self._python, "-m", "stepctl.trainer", str(self._job.path)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self._job.path,
+                    env=clean_environment(dict(os.environ)),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise StepctlError(
+                    f"the trainer cannot be started with {self._python}: {error.strerror}",
+                    safe="nothing was trained",
+                    next="stepctl doctor",
+                    code="no_trainer",
+                ) from error
+        self._child = child
+        self._process = identify(child.pid) or ProcessId(pid=child.pid, started="ended at once")
+        return self._process
+
+    def send(self, payload: Payload) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        try:
+            with self._child.stdin as stream:
+                write_payload(stream, payload)  # type: ignore[arg-type]
+        except BrokenPipeError as error:
+            self._child.wait()
+            raise StepctlError(
+                f"the trainer ended before it took the examples{self._last_words()}",
+                safe="nothing was trained",
+                next=f"stepctl doctor; the whole log is in {self._job.log}",
+                code="no_trainer",
+            ) from error
+
+    def _last_words(self) -> str:
+        lines = self._job.log.read_text(errors="replace").strip().splitlines() if self._job.log.exists() else []
+        return f": {lines[-1]}" if lines else ""
+
+    def sync(self) -> None:
+        """Nothing to bring: the job writes into the run's folder itself."""
+
+    def alive(self) -> bool:
+        if self._child is not None:
+            return self._child.poll() is None
+        return alive(self._process)
+
+    def death(self) -> str:
+        code = self._child.poll() if self._child is not None else None
+        if code is None:
+            return ""
+        if code >= 0:
+            return f"it ended with code {code}"
+        name = signal.Signals(-code).name
+        return f"it was killed ({name})" + ("; often that is the system running out of memory" if code == -9 else "")
+
+    def request(self, what: str) -> None:
+        self._job.request(what)
+
+    def signal(self, name: str) -> None:
+        if self.alive() and self._process is not None:
+            os.killpg(self._process.pid, signal.Signals[f"SIG{name}"])
+
+
+def run_helper(module: str, request: bytes, python: str | None, timeout: float | None = None) -> bytes:
+    """Ask a trainer process a question (``doctor``, ``try``): a JSON line in, a JSON line out.
+
+    Raises:
+        StepctlError: it cannot be started, or ended without an answer.
+    """
+    try:
+        done = subprocess.run(
+            [python or sys.executable, "-m", f"stepctl.trainer.{module}"],
+            input=request,
+            capture_output=True,
+            env=clean_environment(dict(os.environ)),
+            cwd=Path.home() if Path.home().is_dir() else Path("/"),
+            timeout=timeout,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StepctlError(f"the trainer's Python gave no answer: {error}", next="stepctl doctor") from error
+    if not done.stdout.strip():
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        raise StepctlError(
+            f"the trainer's Python gave no answer: {words[-1] if words else f'it ended with code {done.returncode}'}",
+            next="install stepctl with its training packages: pip install 'stepctl[train]'",
+            code="no_trainer",
+        )
+    return done.stdout.strip().splitlines()[-1]

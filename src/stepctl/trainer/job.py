@@ -1,0 +1,431 @@
+"""The order of a job: judge, load, restore, step, save, commit, report. Imports no torch: an Engine trains."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from stepctl.base.errors import Exit, StepctlError
+from stepctl.base.files import make_dirs, write_atomic
+from stepctl.base.names import iso, utc_now
+from stepctl.jobs.directory import JobDir, Payload, PayloadMissing, read_payload
+from stepctl.jobs.events import Committed, Device, Done, Evaluation, Failed, Progress, Sink, Status, Warned
+from stepctl.jobs.result import JobResult
+from stepctl.jobs.spec import JobSpec, TraceSpec, decode_job
+from stepctl.lineage.buckets import open_bucket
+from stepctl.lineage.ledger import decode_ledger
+from stepctl.lineage.records import MANIFEST_VERSION, LedgerLine, Manifest, checkpoint_name
+from stepctl.lineage.store import (
+    clean_leftovers,
+    commit,
+    encode_manifest,
+    entries_of,
+    fetch_checkpoint,
+    ledger_for,
+    prune,
+)
+from stepctl.models.resolve import resolve_model
+from stepctl.traces.judge import judge
+from stepctl.traces.rows import SftRow, Source
+from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
+from stepctl.trainer.engine import Engine, Loaded, NonFinite, OutOfMemory, Step
+from stepctl.trainer.scrub import Scrubber
+
+_EXITS = {
+    "done": Exit.DONE,
+    "stopped": Exit.STOPPED,
+    "cancelled": Exit.CANCELLED,
+    "commit_pending": Exit.NOT_COMMITTED,
+}
+
+
+class Cancelled(Exception):
+    """Asked to end without saving."""
+
+
+@dataclass
+class Job:
+    """One job as it goes."""
+
+    dir: JobDir
+    spec: JobSpec
+    engine: Engine
+    emit: Sink
+    clock: Callable[[], float] = time.monotonic
+    result: JobResult = field(init=False)
+    loaded: Loaded | None = None
+    parent: str = ""
+    ledger: tuple[LedgerLine, ...] = ()
+    committed_step: int = 0
+    committing: bool = False
+
+    def __post_init__(self) -> None:
+        self.result = JobResult(state="failed", step=self.spec.from_step, rows_done=self.spec.trace.rows_start)
+        self.parent, self.committed_step = self.spec.parent, self.spec.from_step
+
+    @contextmanager
+    def phase(self, name: str, timing: str) -> Iterator[None]:
+        """Say that a phase begins and add what it takes to ``timings_sec``."""
+        self.check_cancel()
+        self.emit(Status(phase=name))
+        began = self.clock()
+        try:
+            yield
+        finally:
+            timings = self.result.timings_sec
+            setattr(timings, timing, getattr(timings, timing) + self.clock() - began)
+
+    def check_cancel(self) -> None:
+        """End when a cancel was asked for."""
+        if self.dir.requested() == "cancel":
+            raise Cancelled
+
+    # --- the phases, in order -------------------------------------------------------------------------------------
+
+    def run(self, payload: Payload) -> None:
+        """Everything from judging to the last commit; ``result`` tells how far it came."""
+        with self.phase("judging", "data"):
+            rows, held_out = self.judge(payload)
+        with self.phase("imports", "imports"):
+            self.engine.imports()
+        with self.phase("model", "model"):
+            self.load(payload.hf_token)
+        with self.phase("data", "data"):
+            self.restore()
+        if held_out:
+            with self.phase("eval", "eval"):
+                self.result.eval_loss_before = self.evaluate(held_out, "before")
+        with self.phase("steps", "steps"):
+            self.train(rows)
+        if self.result.step > self.committed_step:
+            self.save_and_commit(last=True)
+        if held_out and self.result.state == "done":
+            self.evaluate_after(held_out)
+
+    def judge(self, payload: Payload) -> tuple[list[SftRow], list[SftRow]]:
+        """The very judgement that the client made, made again where the job runs."""
+        spec = self.spec
+        model = resolve_model(spec.model.source, spec.model.revision, payload.hf_token)
+        if model.revision != spec.identity.revision:
+            raise StepctlError(
+                f"the model {spec.model.source} changed since the call was planned",
+                next="run the command again",
+                code="model_changed",
+            )
+        tokenizer = load_tokenizer(model.folder)
+        rows = self._judged(spec.trace, payload.trace, tokenizer)
+        return rows[spec.trace.rows_start :], self._judged(spec.eval, payload.eval, tokenizer)
+
+    def _judged(self, trace: TraceSpec | None, data: tuple[bytes, ...], tokenizer: TextTokenizer) -> list[SftRow]:
+        if trace is None:
+            return []
+        sources = [Source(name=f.name, data=d) for f, d in zip(trace.files, data, strict=True)]
+        train = self.spec.train
+        judged = judge(
+            sources,
+            method=self.spec.identity.method,
+            tokenizer=tokenizer,
+            max_length=train.max_length,
+            train_on=train.train_on,
+        )
+        if judged.bad or judged.sha256 != trace.sha256 or len(judged.rows) != trace.rows_total:
+            raise StepctlError(
+                "the examples that arrived are not those that were judged",
+                next="use the same release of stepctl on both machines",
+                code="trace_changed",
+            )
+        return judged.rows
+
+    def load(self, hf_token: str | None) -> None:
+        """The base model on its device, with a seeded adapter."""
+        self.loaded = self.engine.load(self.spec, hf_token)
+        self.result.device, self.result.precision = self.loaded.device, self.loaded.precision
+        self.emit(Device(device=self.loaded.device, precision=self.loaded.precision, reason=self.loaded.reason))
+
+    def restore(self) -> None:
+        """The state that the parent checkpoint holds; nothing when the lineage starts here."""
+        spec = self.spec
+        if spec.parent_sha256 is None:
+            if spec.init_from is not None:
+                self.engine.init_from(Path(spec.init_from))
+            return
+        folder = self.dir.path / "restore"
+        shutil.rmtree(folder, ignore_errors=True)
+        make_dirs(folder)
+        try:
+            bucket = open_bucket(spec.bucket)
+            manifest = fetch_checkpoint(bucket, spec.lineage, spec.parent, spec.parent_sha256, folder)
+            self.ledger = decode_ledger((folder / "ledger.jsonl").read_bytes())
+            self.engine.restore(folder, manifest)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def evaluate(self, rows: list[SftRow], when: str) -> float:
+        """Held-out loss; said in an event."""
+        loss = self.engine.evaluate(rows)
+        self.emit(Evaluation(when=when, loss=loss, step=self.result.step))
+        return loss
+
+    def evaluate_after(self, rows: list[SftRow]) -> None:
+        """The steps are committed: neither a failure nor a cancel can undo them now."""
+        try:
+            with self.phase("eval", "eval"):
+                self.result.eval_loss = self.evaluate(rows, "after")
+        except (Cancelled, OutOfMemory, MemoryError, RuntimeError) as error:
+            why = "cancelled" if isinstance(error, Cancelled) else type(error).__name__
+            self.emit(Warned(code="eval_failed", message=f"the held-out loss after the steps is missing: {why}"))
+
+    def train(self, rows: list[SftRow]) -> None:
+        """The steps; a stop request ends them after the step at hand."""
+        group, result, spec = self.spec.train.grad_accum, self.result, self.spec
+        total = math.ceil(len(rows) / group)
+        began = saved = self.clock()
+        result.state = "done"
+
+        def on_step(step: Step) -> bool:
+            nonlocal saved
+            result.losses.append(step.loss)
+            result.step = step.step
+            done = step.step - spec.from_step
+            result.rows_done = spec.trace.rows_start + min(done * group, len(rows))
+            result.supervised_tokens += step.supervised_tokens
+            result.peak_memory_bytes = max(result.peak_memory_bytes, step.peak_memory_bytes)
+            elapsed = self.clock() - began
+            self.emit(
+                Progress(
+                    step=step.step,
+                    steps_done=done,
+                    steps_total=total,
+                    rows_done=result.rows_done,
+                    loss=step.loss,
+                    learning_rate=step.learning_rate,
+                    grad_norm=step.grad_norm,
+                    tokens=step.tokens,
+                    supervised_tokens=step.supervised_tokens,
+                    elapsed_sec=elapsed,
+                    eta_sec=elapsed / done * (total - done),
+                    peak_memory_bytes=step.peak_memory_bytes,
+                )
+            )
+            self.check_cancel()
+            if done < total and self.dir.requested() == "stop":
+                result.state = "stopped"
+                return False
+            if done < total and self.clock() - saved >= 60 * spec.train.save_every_minutes:
+                self.save_and_commit(last=False)
+                saved = self.clock()
+            return True
+
+        if self.dir.requested() == "stop":
+            result.state = "stopped"
+            return
+        self.engine.train(rows, spec.from_step, on_step)
+
+    # --- saving ---------------------------------------------------------------------------------------------------
+
+    def save_and_commit(self, *, last: bool) -> None:
+        """Save the newest step here, then commit it; a commit that fails keeps what is saved."""
+        name = checkpoint_name(self.result.step, self.spec.run)
+        folder = self.dir.out / name
+        with self.phase("saving", "save"):
+            manifest, line = self.save(folder, name)
+        began = self.clock()
+        self.committing = True
+        try:
+            self.commit(folder, manifest)
+        except (OSError, StepctlError) as error:
+            self._commit_failed(error, name, last)
+        else:
+            self.parent, self.ledger, self.committed_step = name, (*self.ledger, line), manifest.step
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            self.committing = False
+            self.result.timings_sec.commit += self.clock() - began
+
+    def save(self, folder: Path, name: str) -> tuple[Manifest, LedgerLine]:
+        """Write a whole checkpoint here, its manifest last."""
+        spec, result = self.spec, self.result
+        shutil.rmtree(self.dir.out, ignore_errors=True)
+        make_dirs(folder)
+        now = iso(utc_now())
+        line = LedgerLine(
+            checkpoint=name,
+            parent=self.parent,
+            run=spec.run,
+            key=spec.key,
+            trace_sha256=spec.trace.sha256,
+            rows_done=result.rows_done,
+            rows_total=spec.trace.rows_total,
+            from_step=spec.from_step,
+            step=result.step,
+            loss=result.losses[-1],
+            created_at=now,
+        )
+        self.engine.save(folder)
+        write_atomic(folder / "ledger.jsonl", ledger_for(self.ledger, line))
+        assert self.loaded is not None
+        manifest = Manifest(
+            version=MANIFEST_VERSION,
+            checkpoint=name,
+            lineage=spec.lineage,
+            parent=self.parent,
+            step=result.step,
+            run=spec.run,
+            key=spec.key,
+            trace_sha256=spec.trace.sha256,
+            rows_done=result.rows_done,
+            rows_total=spec.trace.rows_total,
+            identity=spec.identity,
+            settings=msgspec.to_builtins(spec.train),
+            versions=self.loaded.versions,
+            exact=result.exact,
+            loss=line.loss,
+            created_at=now,
+            files=entries_of(folder),
+        )
+        write_atomic(folder / "manifest.json", encode_manifest(manifest))
+        return manifest, line
+
+    def commit(self, folder: Path, manifest: Manifest) -> None:
+        """Into the bucket; then the oldest checkpoints beyond those kept, and own leftovers, are removed."""
+        spec = self.spec
+        bucket = open_bucket(spec.bucket)
+        done = commit(
+            bucket,
+            folder,
+            manifest,
+            choose_root=spec.new_root and manifest.parent == spec.parent,
+            notify=lambda what: self.emit(Status(phase=what)),
+        )
+        self.result.checkpoint, self.result.forked = done.checkpoint, done.forked
+        self.emit(
+            Committed(
+                checkpoint=done.checkpoint,
+                step=manifest.step,
+                rows_done=manifest.rows_done,
+                bytes=sum(f.size for f in manifest.files),
+                forked=done.forked,
+            )
+        )
+        try:
+            prune(bucket, spec.lineage, spec.keep_checkpoints)
+            clean_leftovers(bucket, spec.lineage, spec.run, utc_now())
+        except (OSError, StepctlError) as error:
+            self.emit(Warned(code="prune_failed", message=f"old checkpoints were not removed: {error}"))
+
+    def _commit_failed(self, error: OSError | StepctlError, name: str, last: bool) -> None:
+        what = error.message if isinstance(error, StepctlError) else str(error)
+        if not last:
+            self.emit(Warned(code="commit_failed", message=f"a checkpoint on the way was not committed: {what}"))
+            return
+        self.result.state, self.result.checkpoint = "commit_pending", name
+        self.result.error = {
+            "code": "commit_pending",
+            "message": f"step {self.result.step} is trained and saved here, but not in the bucket: {what}",
+            "next": f"stepctl train attach {self.spec.run}",
+        }
+        self.emit(Failed(**self.result.error))
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def _fail(job: Job, code: str, message: str, next: str = "", **details: object) -> None:
+    job.result.state = "failed"
+    job.result.error = {"code": code, "message": message, "next": next, "details": details}
+    job.emit(Failed(code=code, message=message, next=next, details=details))
+
+
+def _settle(job: Job) -> None:
+    """After a failure only what is committed counts."""
+    result, spec = job.result, job.spec
+    if result.state == "failed" or result.state == "cancelled":
+        steps = job.committed_step - spec.from_step if result.checkpoint else 0
+        lost = len(result.losses) - steps
+        del result.losses[steps : steps + lost]
+        result.step = spec.from_step + steps
+        result.rows_done = min(spec.trace.rows_start + steps * spec.train.grad_accum, spec.trace.rows_total)
+
+
+def _rows_of_step(job: Job, step: int) -> list[int]:
+    """1-based ordinals in the trace of the rows that ``step`` trains on."""
+    group, start = job.spec.train.grad_accum, job.spec.trace.rows_start
+    first = start + (step - job.spec.from_step - 1) * group
+    return list(range(first + 1, min(first + group, job.spec.trace.rows_total) + 1))
+
+
+def _guarded(job: Job, payload: Payload, scrubber: Scrubber) -> None:
+    saved = "the head is the last committed checkpoint"
+    try:
+        job.run(payload)
+    except Cancelled:
+        job.result.state = "cancelled"
+    except NonFinite as error:
+        rows = _rows_of_step(job, error.step)
+        _fail(
+            job,
+            "non_finite",
+            f"{error.what} is not finite at step {error.step} (rows {rows[0]} to {rows[-1]} of the trace); "
+            f"nothing of that step is committed, {saved}",
+            "look at those rows, or lower --learning-rate",
+            step=error.step,
+            rows=rows,
+        )
+    except (OutOfMemory, MemoryError) as error:
+        text = f"out of memory: {scrubber.clean(str(error))}; {saved}"
+        _fail(job, "out_of_memory", text, "lower --max-length, or use a machine with more memory")
+    except StepctlError as error:
+        _fail(job, error.code, error.message, error.next)
+    except OSError as error:
+        _fail(job, "os_error", f"{scrubber.clean(str(error))}; {saved}", "make room or mend the path, then call again")
+    except Exception as error:
+        print(scrubber.trace(error), flush=True)  # noqa: T201 - stdout is the job's log
+        text = f"{type(error).__name__}: {scrubber.clean(str(error))}"
+        _fail(job, "trainer_error", f"the trainer failed: {text}; {saved}", f"stepctl runs logs {job.spec.run}")
+
+
+def run_job(job_dir: JobDir, stdin: BinaryIO, make_engine: Callable[[], Engine], emit: Sink) -> int:
+    """Run the job in ``job_dir``; result.json and exit_code are its last writes.
+
+    Returns:
+        The process's exit code, one of :class:`stepctl.base.errors.Exit`.
+    """
+    spec = decode_job(job_dir.job.read_bytes())
+    job = Job(job_dir, spec, make_engine(), emit)
+    try:
+        payload = read_payload(stdin)
+    except PayloadMissing as error:
+        _fail(job, "needs_trace", error.message, f"stepctl train attach {spec.run}")
+        job.result.state = "needs_trace"
+    else:
+        _on_term(job)
+        _guarded(job, payload, Scrubber((*payload.trace, *payload.eval)))
+    _settle(job)
+    code = _EXITS.get(job.result.state, Exit.FAILED)
+    if job.result.forked and code is Exit.DONE:
+        code = Exit.CONFLICT
+    emit(Done(state=job.result.state))
+    write_atomic(job_dir.result, msgspec.json.encode(job.result))
+    write_atomic(job_dir.exit_code, f"{int(code)}\n".encode())
+    return int(code)
+
+
+def _on_term(job: Job) -> None:
+    """TERM with a cancel request ends at once, but for a commit; without one (a shutdown) it asks for a save."""
+
+    def handle(*_: object) -> None:
+        if job.dir.requested() != "cancel":
+            job.dir.request("stop")
+        elif not job.committing:
+            raise Cancelled
+
+    signal.signal(signal.SIGTERM, handle)
