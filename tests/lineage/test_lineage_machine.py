@@ -172,5 +172,5 @@ class Lineages(RuleBasedStateMachine):
 
 TestLineages = Lineages.TestCase
 TestLineages.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

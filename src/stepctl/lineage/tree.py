@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import msgspec
 
@@ -60,7 +61,7 @@ class Tree:
     strays: tuple[str, ...] = ()
     listing: tuple[Stored, ...] = field(default=(), repr=False)
 
-    @property
+    @cached_property
     def complete(self) -> dict[str, Manifest]:
         """The manifests of the complete checkpoints."""
         return {name: node.manifest for name, node in self.nodes.items() if node.manifest is not None}
@@ -73,7 +74,7 @@ class Tree:
     @property
     def unplaced(self) -> list[Node]:
         """Damaged checkpoints of which nothing tells the parent."""
-        return [node for node in self.nodes.values() if node.parent is None]
+        return self._by_parent.get(None, [])
 
     def previous(self, name: str) -> str | None:
         """The nearest complete ancestor: what a person can go back to."""
@@ -84,8 +85,14 @@ class Tree:
 
         A pruned one comes first: it was on the head's path once. Siblings that were stored at once go by name.
         """
-        found = [node for node in self.nodes.values() if node.parent == parent]
-        return sorted(found, key=lambda node: (not node.pruned, node.stored_at or 0, node.name))
+        return sorted(self._by_parent.get(parent, []), key=lambda node: (node.stored_at or 0, node.name))
+
+    @cached_property
+    def _by_parent(self) -> dict[str | None, list[Node]]:
+        found: dict[str | None, list[Node]] = {}
+        for node in self.nodes.values():
+            found.setdefault(node.parent, []).append(node)
+        return found
 
     def ancestry(self, name: str) -> list[str]:
         """``name`` and its ancestors, newest first, without the root."""
