@@ -124,7 +124,7 @@ def test_a_current_folder_that_is_gone(here: Path) -> None:
 
 
 def test_help_and_the_commands_load_nothing_heavy(here: Path) -> None:
-    heavy = {"rich", "pydantic", "torch", "huggingface_hub", "transformers"}
+    heavy = {"rich", "torch", "huggingface_hub", "transformers"}
     for arguments in (["--help"], ["config", "show"], ["config", "--help"]):
         done = stepctl(here, *arguments, MODULES="1")
         assert not heavy & set(done.stderr.split()), arguments

@@ -354,7 +354,7 @@ def outcome(content: bytes, env: dict[str, str] | None = None) -> None:
             assert "\0" not in error.message
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 @example({"targets": {"local": {"kind": "local", "python": "~"}}})
 @example({"train": {"seed": 0}, "lora": {}})
