@@ -48,7 +48,12 @@ def test_defaults(here: Path) -> None:
 
 LAYERS = ("option", "environment STEPCTL_{}", "environment {}", "stepctl.toml", "default")
 MATRIX = {
-    "train.learning_rate": ("TRAIN__LEARNING_RATE", "LEARNING_RATE", (0.5, "0.4", "0.3", 0.2), (0.5, 0.4, 0.3, 0.2, 1e-4)),
+    "train.learning_rate": (
+        "TRAIN__LEARNING_RATE",
+        "LEARNING_RATE",
+        (0.5, "0.4", "0.3", 0.2),
+        (0.5, 0.4, 0.3, 0.2, 1e-4),
+    ),
     "train.grad_accum": ("TRAIN__GRAD_ACCUM", "GRAD_ACCUM", (9, "8", "7", 6), (9, 8, 7, 6, 4)),
     "model": ("MODEL", "MODEL_ID", ("a/o", "a/s", "a/p", "a/t"), ("a/o", "a/s", "a/p", "a/t", Settings().model)),
     "bucket": (
@@ -175,7 +180,9 @@ def test_a_byte_order_mark_and_crlf_are_fine(here: Path) -> None:
 def test_relative_paths_of_the_file_and_defaults_belong_to_the_project(here: Path) -> None:
     sub = here / "sub"
     sub.mkdir()
-    loaded = load(here, 'bucket = "b"\nmodel = "./m"\ninit_from = "x/y"\n[targets.local]\npython = "v/python"\n', cwd=sub)
+    loaded = load(
+        here, 'bucket = "b"\nmodel = "./m"\ninit_from = "x/y"\n[targets.local]\npython = "v/python"\n', cwd=sub
+    )
     s = loaded.settings
     assert (s.bucket, s.runs, s.model, s.init_from) == tuple(str(here / p) for p in ("b", "runs", "m", "x/y"))
     assert s.targets["local"].python == str(here / "v/python")
@@ -277,7 +284,7 @@ def test_the_local_target_needs_no_kind(here: Path) -> None:
 
 def test_foreign_variables_warn_and_do_not_break_a_call(here: Path) -> None:
     names = ["STEPCTL_BIN", "STEPCTL_TINY", "STEPCTL_HOME", "STEPCTL_", "STEPCTL_VERSION", "STEPCTL_HF_TOKEN"]
-    loaded = load(here, env={name: "hf_secretsecret" for name in names} | {"STEPCTL_DEBUG": "1", "STEPCTLX": "1"})
+    loaded = load(here, env=dict.fromkeys(names, "hf_secretsecret") | {"STEPCTL_DEBUG": "1", "STEPCTLX": "1"})
     assert len(loaded.warnings) == len(names)
     assert all(any(name in warning for warning in loaded.warnings) for name in names)
     assert not any("secretsecret" in warning for warning in loaded.warnings)
@@ -307,5 +314,16 @@ def test_loading_is_light(here: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=here, env=env, capture_output=True, text=True, check=True)
-    heavy = {"pydantic", "rich", "typer", "difflib", "tomllib", "torch", "huggingface_hub", "json", "asyncio", "tomli_w"}
+    heavy = {
+        "pydantic",
+        "rich",
+        "typer",
+        "difflib",
+        "tomllib",
+        "torch",
+        "huggingface_hub",
+        "json",
+        "asyncio",
+        "tomli_w",
+    }
     assert not heavy & set(done.stdout.split())

@@ -52,7 +52,10 @@ def _show_lines(loaded: Loaded, values: dict[str, object]) -> Iterator[str]:
 
 @app.command()
 def check(json: Json = False) -> None:
-    """Load the settings and say whether they are in order (exit code 2 when not)."""
+    """Say whether the settings are in order.
+
+    The exit code is 2 when they are not.
+    """
     output = Output(json)
     loaded = _load(output)
     document = {"state": "done", "toml": loaded.toml, "given": sorted(loaded.given), "warnings": loaded.warnings}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -130,11 +131,10 @@ def _silence_broken_streams() -> bool:
 
 
 def _is_broken(stream: TextIO) -> bool:
-    """A stream whose write failed keeps its bytes, so a flush fails again."""
+    """Whether nobody reads the other end: a pipe then reports an error without being asked for any event."""
+    poll = select.poll()
     try:
-        stream.flush()
-    except BrokenPipeError:
-        return True
-    except (OSError, ValueError):
+        poll.register(stream.fileno(), 0)
+    except (OSError, ValueError):  # no file at all, or closed
         return False
-    return False
+    return bool(poll.poll(0))
