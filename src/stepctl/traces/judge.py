@@ -141,7 +141,7 @@ class _Judging:
                 f"had none; it is {'' if self.everything else 'not '}supervised",
             )
         if self.duplicates:
-            yield RowWarning(code="duplicates", message=f"{_count(self.duplicates)} repeating an earlier one")
+            yield RowWarning(code="duplicates", message=f"earlier rows are repeated by {_count(self.duplicates)}")
         if short := [row for row in self.rows if row.cut]:
             yield self._cut_warning(short)
 
@@ -153,8 +153,8 @@ class _Judging:
         where = f"{'lines' if len(short) > 1 else 'line'} {', '.join(places)}{more}"
         return RowWarning(
             code="cut",
-            message=f"{_count(len(short))} of {len(self.rows)} longer than max_length ({self.max_length}), {where}: "
-            f"{lost / (lost + kept):.1%} of the supervised tokens are cut off",
+            message=f"max_length ({self.max_length}) cuts {_count(len(short))} of {len(self.rows)}, {where}: "
+            f"{lost / (lost + kept):.1%} of the supervised tokens are lost",
         )
 
 
