@@ -188,12 +188,14 @@ def test_init_from_refuses_a_pickle_by_name(job: Job, checkpoint: Path) -> None:
     assert caught.value.exit_code == Exit.USAGE
 
 
-@pytest.mark.parametrize(("file", "damage", "said"), [d for d in DAMAGE if d[0] in (ADAPTER, CONFIG)])
+# An adapter from elsewhere may have had another dropout or precision.
+FOREIGN = [d for d in DAMAGE if d[0] in (ADAPTER, CONFIG) and "dropout" not in d[2] and "float16" not in d[2]]
+
+
+@pytest.mark.parametrize(("file", "damage", "said"), FOREIGN, ids=lambda v: v if isinstance(v, str) else "")
 def test_init_from_refuses_what_does_not_fit(
     job: Job, checkpoint: Path, file: str, damage: Callable[[Path], None], said: str
 ) -> None:
-    if "dropout" in said or "float16" in said:
-        pytest.skip("an adapter from elsewhere may have had another dropout or precision")
     damage(checkpoint / file)
     with pytest.raises(StepctlError, match=said):
         job.load().init_from(checkpoint)
