@@ -4,8 +4,8 @@ Usage:
     python benchmarks/floor.py tokenize --model FOLDER --trace FILE --out ROWS
     python benchmarks/floor.py train --model FOLDER --rows ROWS [--adapter FILE] [--grad-accum 4] [--learning-rate 1e-4]
 
-``train`` starts from rows that are tokenized already, judges nothing, resumes nothing and commits nothing. It prints one
-JSON object: seconds of each phase, one loss a step, tokens, peak memory in bytes, threads.
+``train`` starts from rows that are tokenized already, judges nothing, resumes nothing and commits nothing. It prints
+one JSON object: seconds of each phase, one loss a step, tokens, peak memory in bytes, threads.
 """
 
 from __future__ import annotations
@@ -128,9 +128,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import transformers
 
-    from_pretrained = transformers.AutoModelForCausalLM  # its module is imported on first use
+    _ = transformers.AutoModelForCausalLM  # transformers imports it on first use
     done("imports")
-    assert from_pretrained is not None
     model = load(args.model, args.adapter)
     optimizer = adamw(model, args.learning_rate)
     done("model")

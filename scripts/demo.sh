@@ -7,7 +7,6 @@ python=$(command -v python) || { echo "demo: run it through: make demo" >&2; exi
 question="In short, what is stepctl?"
 
 say() { printf '\n== %s\n' "$*"; }
-show() { printf '$ %s\n' "$*"; "$@"; }
 
 # Settings of the person who runs this are for their own projects.
 for name in $(compgen -e); do
@@ -35,7 +34,8 @@ say "A project: $PWD/stepctl.toml"
 cat stepctl.toml
 
 say "Before: the base model is asked about stepctl"
-show stepctl try "$question" --base
+printf '$ stepctl try "%s" --base\n' "$question"
+stepctl try "$question" --base
 
 for day in 1 2 3; do
   say "Day $day: $(wc -l <../../examples/day$day.jsonl) examples, 4 in a step; held-out questions are scored before and after"
@@ -47,8 +47,11 @@ say "What the three calls did"
 "$python" ../../scripts/demo_report.py day1.json day2.json day3.json
 
 say "After: the same question to the trained model"
-show stepctl try "$question"
+printf '$ stepctl try "%s"\n' "$question"
+stepctl try "$question"
 
 say "Where the lineage stands"
-show stepctl status
-show stepctl lineage verify
+printf '$ stepctl status\n'
+stepctl status
+printf '$ stepctl lineage verify\n'
+stepctl lineage verify

