@@ -15,7 +15,7 @@ help: ## list the targets
 install: ## make .venv with the tested version of everything and stepctl itself
 	@PYTHON="$(PYTHON)" scripts/install.sh
 
-demo: install ## train a real small model in three calls and watch its held-out loss fall (minutes, 3 GB of memory)
+demo: install ## train a real small model in three calls and watch its held-out loss fall (about 3 minutes, 2 GB of memory)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
 test: install ## run all tests

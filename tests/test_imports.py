@@ -19,10 +19,12 @@ TRAINER = "stepctl.trainer"
 
 
 def all_modules() -> list[str]:
-    """Every module of stepctl, from its files: nothing is imported to find them."""
+    """Every module of stepctl, from its files (nothing is imported to find them), but programs: to import is to run."""
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        if parts[-1] == "__main__":
+            continue
         found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return found
 
