@@ -10,7 +10,7 @@ from pathlib import Path
 from stepctl.jobs.directory import JobDir
 from stepctl.jobs.events import EventWriter
 from stepctl.trainer.engine import Engine
-from stepctl.trainer.job import run_job
+from stepctl.trainer.run import run_job
 
 
 def _engine() -> Engine:

@@ -1,4 +1,4 @@
-"""What the order of a job (``job.py``) asks of whatever trains. Imports no torch: the tests' stand-in lives here too."""
+"""What the order of a job (``job.py``) asks of whatever trains. Imports no torch."""
 
 from __future__ import annotations
 
@@ -77,4 +77,4 @@ class Engine(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Write the adapter, optimizer, scheduler and trainer state of the last step into ``folder`` (fsync is the caller's)."""
+        """Write the adapter, optimizer, scheduler and trainer state of the last step into ``folder``."""

@@ -1,4 +1,4 @@
-"""No text of an example may reach a log: messages of libraries are checked against the trace before they are written."""
+"""No text of an example may reach a log: what libraries say is checked against the trace before it is written."""
 
 from __future__ import annotations
 
