@@ -44,8 +44,11 @@ class DefaultVerbGroup(TyperGroup):
     def _files(self, ctx: Any, args: list[str]) -> list[str]:
         """The words that the default command would take for files; its own parsing says what is wrong otherwise."""
         default = self.commands[DEFAULT]
+        parser = default.make_parser(ctx)
+        # The group stops at its first word; a command takes options after it as well.
+        parser.allow_interspersed_args = True
         try:
-            options, _, _ = default.make_parser(ctx).parse_args(list(args))
+            options, _, _ = parser.parse_args(list(args))
         except ClickException:
             return []
         return [word for word in options.get("traces") or () if isinstance(word, str)]

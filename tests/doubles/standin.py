@@ -1,0 +1,128 @@
+"""A trainer for tests of everything around training: the real order of a job, real commits, an engine without torch.
+
+Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
+what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
+``oom_at``, ``raise_at`` (a step; the error quotes an example), ``clock_step`` (seconds that each step seems to take).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepctl.base.files import sha256_bytes
+from stepctl.jobs.directory import JobDir
+from stepctl.jobs.events import AnyEvent, EventWriter, Progress, Status
+from stepctl.jobs.spec import JobSpec
+from stepctl.lineage.records import Manifest
+from stepctl.traces.rows import SftRow
+from stepctl.trainer.engine import Engine, Loaded, NonFinite, OutOfMemory, Step
+from stepctl.trainer.run import run_job
+
+
+class StandIn:
+    """Its adapter is a hash chain over the rows that were trained, so that a lost or doubled row shows."""
+
+    def __init__(self, faults: dict[str, Any]) -> None:
+        self.faults, self.chain, self.trained = faults, "start", 0
+
+    def imports(self) -> None:
+        pass
+
+    def load(self, spec: JobSpec, hf_token: str | None) -> Loaded:
+        self.group = spec.train.grad_accum
+        self.rate = spec.train.learning_rate
+        return Loaded(device="cpu", precision="fp32", reason="a stand-in", versions={"standin": "1"})
+
+    def restore(self, folder: Path, manifest: Manifest) -> None:
+        state = json.loads((folder / "optimizer.safetensors").read_bytes())
+        self.chain, self.trained = state["chain"], state["trained"]
+
+    def init_from(self, folder: Path) -> None:
+        self.chain = sha256_bytes((folder / "adapter_model.safetensors").read_bytes())
+
+    def evaluate(self, rows: Sequence[SftRow]) -> float:
+        return 10.0 / (1 + self.trained)
+
+    def train(self, rows: Sequence[SftRow], from_step: int, on_step: Callable[[Step], bool]) -> None:
+        for i in range(0, len(rows), self.group):
+            step = from_step + i // self.group + 1
+            self._fail(step)
+            for row in rows[i : i + self.group]:
+                data = struct.pack(f"{len(row.input_ids)}i", *row.input_ids)
+                self.chain = sha256_bytes(self.chain.encode() + data)
+                self.trained += 1
+            tokens = sum(len(row.input_ids) for row in rows[i : i + self.group])
+            if not on_step(
+                Step(
+                    step=step,
+                    loss=1 / step,
+                    learning_rate=self.rate,
+                    grad_norm=1.0,
+                    tokens=tokens,
+                    supervised_tokens=sum(row.supervised for row in rows[i : i + self.group]),
+                    peak_memory_bytes=1,
+                )
+            ):
+                return
+
+    def _fail(self, step: int) -> None:
+        if self.faults.get("nan_at") == step:
+            raise NonFinite(step, "the loss")
+        if self.faults.get("oom_at") == step:
+            raise OutOfMemory("can't allocate memory")
+        if self.faults.get("raise_at") == step:
+            raise ValueError(f"cannot use {self.faults['text']}")
+
+    def save(self, folder: Path) -> None:
+        (folder / "adapter_model.safetensors").write_text(self.chain)
+        (folder / "adapter_config.json").write_text("{}")
+        state = {"chain": self.chain, "trained": self.trained}
+        (folder / "optimizer.safetensors").write_text(json.dumps(state))
+
+
+def faulty(write: EventWriter, faults: dict[str, Any], project: Path) -> Callable[[AnyEvent], None]:
+    """Writes each event; then dies or waits where the faults say so."""
+
+    def emit(event: AnyEvent) -> None:
+        write(event)
+        name = event.phase if isinstance(event, Status) else f"step:{event.step}" if isinstance(event, Progress) else ""
+        if name and faults.get("kill_at") == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name and faults.get("pause_at") == name:
+            deadline = time.monotonic() + 60
+            while not (project / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    return emit
+
+
+def main() -> None:
+    job_dir = JobDir(Path(sys.argv[-1]))
+    project = job_dir.path.parent.parent
+    path = project / "faults.json"
+    faults = json.loads(path.read_text()) if path.exists() else {}
+    if faults.get("kill_at") == "start":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def engine() -> Engine:
+        if faults.get("engine") == "torch":
+            from stepctl.trainer.torch_engine import TorchEngine
+
+            return TorchEngine()
+        return StandIn(faults)
+
+    emit = faulty(EventWriter(job_dir.events), faults, project)
+    code = run_job(job_dir, sys.stdin.buffer, engine, emit)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+main()
