@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def make_dirs(folder: Path) -> None:
 
 def write_temporary(folder: Path, data: bytes, mode: int = 0o644) -> Path:
     """Write ``data`` to a new, fsynced temporary file in ``folder``; the caller renames, links or removes it."""
-    path = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+    path = folder / f"{TEMPORARY}{os.urandom(8).hex()}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from datetime import UTC, datetime
 
 from stepctl.base.errors import UsageError
@@ -22,8 +22,9 @@ def iso(when: datetime) -> str:
 
 
 def new_run_id(now: datetime) -> str:
-    """A sortable run id, for example ``20261130T041502-1f9c0a``."""
-    return f"{now.astimezone(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    """A run id that sorts by its millisecond, for example ``20261130T041502917-1f9c0a``."""
+    when = now.astimezone(UTC)
+    return f"{when:%Y%m%dT%H%M%S}{when.microsecond // 1000:03d}-{os.urandom(3).hex()}"
 
 
 def check_name(kind: str, name: str) -> str:

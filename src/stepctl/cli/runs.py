@@ -63,11 +63,11 @@ def ls(json: Json = False) -> int:
 
 
 def _table(rows: list[dict[str, object]]) -> Iterator[str]:
-    yield f"{'run':<23} {'state':<14} {'lineage':<12} {'steps':<12} {'loss':<8} key"
+    yield f"{'run':<26} {'state':<14} {'lineage':<12} {'steps':<12} {'loss':<8} key"
     for row in rows:
         loss = f"{row['loss']:.4f}" if isinstance(row["loss"], float) else "-"
         steps = f"{row['from_step']} -> {row['global_step']}"
-        line = f"{row['run']:<23} {row['state']:<14} {row['lineage']:<12} {steps:<12} {loss:<8} {row['key'] or ''}"
+        line = f"{row['run']:<26} {row['state']:<14} {row['lineage']:<12} {steps:<12} {loss:<8} {row['key'] or ''}"
         yield line.rstrip()
 
 
