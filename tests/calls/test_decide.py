@@ -1,0 +1,81 @@
+"""The rules of exactly-once, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepctl.base.errors import LineageConflict
+from stepctl.calls.decide import Ask, decide
+from stepctl.lineage.records import LedgerLine
+
+
+def _line(
+    step: int, *, key: str | None = None, sha: str = "A", done: int = 8, run: str = "r", parent: str = "root"
+) -> LedgerLine:
+    return LedgerLine(
+        checkpoint=f"{step:08d}-{run}",
+        parent=parent,
+        run=run,
+        key=key,
+        trace_sha256=sha,
+        rows_done=done,
+        rows_total=8,
+        from_step=step - 1,
+        step=step,
+        loss=1.0,
+        created_at="",
+    )
+
+
+def _decide(ask: Ask, *ledger: LedgerLine) -> object:
+    return decide(ask, ledger, "main", ledger[-1].step if ledger else 0)
+
+
+def test_an_empty_lineage_trains_from_the_first_row() -> None:
+    assert decide(Ask(sha256="A"), (), "main", 0).rows_start == 0
+
+
+def test_a_finished_key_is_replayed_and_an_unfinished_one_continued() -> None:
+    assert decide(Ask(sha256="A", key="k"), (_line(1, key="k"),), "main", 1).replay == _line(1, key="k")
+    unfinished = _line(1, key="k", done=4)
+    assert decide(Ask(sha256="A", key="k"), (unfinished, _line(2, sha="B")), "main", 2).rows_start == 4
+
+
+def test_a_key_belongs_to_one_trace() -> None:
+    with pytest.raises(LineageConflict, match="another trace"):
+        _decide(Ask(sha256="B", key="k"), _line(1, key="k"))
+
+
+def test_an_unfinished_head_needs_a_word() -> None:
+    with pytest.raises(LineageConflict, match="4 of its 8 rows"):
+        _decide(Ask(sha256="A"), _line(1, done=4))
+    assert decide(Ask(sha256="A", go_on=True), (_line(1, done=4),), "main", 1).rows_start == 4
+
+
+def test_an_unfinished_trace_that_is_not_the_head_may_start_over() -> None:
+    ledger = (_line(1, done=4), _line(2, sha="B"))
+    assert decide(Ask(sha256="A"), ledger, "main", 2).rows_start == 0
+    assert decide(Ask(sha256="A", go_on=True), ledger, "main", 2).rows_start == 4
+
+
+def test_a_trace_left_unfinished_is_pointed_out() -> None:
+    decision = decide(Ask(sha256="B"), (_line(1, done=4),), "main", 1)
+    assert [w["code"] for w in decision.warnings] == ["left_unfinished"]
+
+
+def test_a_new_key_trains_a_known_trace() -> None:
+    assert decide(Ask(sha256="A", key="new"), (_line(1, key="k"),), "main", 1).replay is None
+
+
+def test_expect_step() -> None:
+    with pytest.raises(LineageConflict, match="at step 1, not at step 0"):
+        _decide(Ask(sha256="B", expect_step=0), _line(1))
+    assert decide(Ask(sha256="A", key="k", expect_step=0), (_line(1, key="k"),), "main", 1).replay
+    assert decide(Ask(sha256="B", fresh=True, expect_step=0), (_line(1),), "main", 1).rows_start == 0
+
+
+def test_fresh_is_answered_from_its_own_root_only() -> None:
+    old = _line(1, key="k")
+    assert decide(Ask(sha256="A", key="k", fresh=True), (old,), "main", 1).replay is None
+    own = _line(1, key="k", parent="root-r")
+    assert decide(Ask(sha256="A", key="k", fresh=True), (own,), "main", 1).replay == own
