@@ -10,10 +10,16 @@ from pathlib import Path
 from stepctl.config.describe import example_toml, settings_page
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.command_reference import commands_page  # noqa: E402
+from scripts.report_reference import report_page  # noqa: E402
 
 GENERATED: list[tuple[str, Callable[[], str]]] = [
     ("stepctl.toml.example", example_toml),
     ("docs/settings.md", settings_page),
+    ("docs/commands.md", commands_page),
+    ("docs/train-json.md", report_page),
 ]
 """Path relative to the repository, and the function that returns its content."""
 
