@@ -147,7 +147,7 @@ def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) 
     decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)
-    if state.head is not None and not request.fresh:
+    if state.head is not None and not decision.fresh:
         # The head may have moved since the call was prepared.
         require_same(settings.lineage, state.head.identity, prepared.identity)
     prepared.bucket.check_writable()
@@ -188,10 +188,10 @@ def plan(world: World, request: TrainRequest, prepared: Prepared) -> Report:
     decision: Decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)
-    report = _base_report(world, prepared, request.key)
+    report = _base_report(world, prepared, decision.key)
     fresh: dict[str, Any] = {"from_step": 0, "resumed_from": None}
     now = {"from_step": state.head_step, "resumed_from": checkpoint_or_none(state.parent)}
-    for name, value in (fresh if request.fresh else now).items():
+    for name, value in (fresh if decision.fresh else now).items():
         setattr(report, name, value)
     report.rows_done = decision.rows_start
     report.steps_run = steps_of(report.rows_total - decision.rows_start, report.grad_accum)
