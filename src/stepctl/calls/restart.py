@@ -47,7 +47,6 @@ def restart(world: World, record: RunRecord, trace: list[str] | None = None) -> 
         run=record.run,
     )
     world.loaded = _loaded(world.loaded, record)
-    world.store.job_dir(record.run).events.unlink(missing_ok=True)
     return train(world, request)
 
 

@@ -70,9 +70,18 @@ def settle(world: World, record: RunRecord, machine: Machine | None = None) -> R
 
 
 def _end(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
-    """Write the final state; what the job left for itself is removed."""
+    """Write the final state; what the job left for itself is removed.
+
+    A record that another call changed since it was read is left as it is: that call settled the run, or started it
+    again.
+    """
+    judged, current = _moment(record), True
 
     def change(record: RunRecord) -> None:
+        nonlocal current
+        current = _moment(record) == judged
+        if not current:
+            return
         close(report, record)
         record.state, record.error = report.state, report.error
         record.finished_at = iso(utc_now())
@@ -80,10 +89,16 @@ def _end(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
         record.report = data
 
     ended = store.update(record.run, change)
+    if not current:
+        return ended
     folder = store.folder(record.run)
     for leftover in ("restore", "init") + (() if report.state == "commit_pending" else ("out",)):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     return ended
+
+
+def _moment(record: RunRecord) -> tuple[object, ...]:
+    return record.state, record.client, record.job
 
 
 def _needs_trace(record: RunRecord) -> Report:

@@ -65,6 +65,8 @@ def make_record(
         target_options=_target_options(world, settings.target),
         warnings=[*prepared.warnings, *decision.warnings],
     )
+    if request.run is not None:
+        world.store.job_dir(run).clear()
     world.store.create(record)
     return record
 

@@ -44,8 +44,8 @@ def train(world: World, request: TrainRequest) -> Report:
     if isinstance(outcome, Report):
         return outcome
     if isinstance(outcome, RunRecord):
-        world.listener.notice(f"run {outcome.run} has this key and is running: following it")
-        return wait_for_end(world, outcome, own=False)
+        world.listener.notice(f"run {outcome.run} is this very call and is running: following it")
+        return report_now(world, outcome) if request.detach else wait_for_end(world, outcome, own=False)
     return _run(world, request, prepared, outcome)
 
 
@@ -83,6 +83,8 @@ def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed |
             other = _unfinished(world, request, prepared)
             if other is None:
                 return _decide_and_record(world, request, prepared)
+        if other.run == request.run:
+            return other
         if request.key is not None and other.key == request.key:
             return _same_key(request, prepared, other)
         if request.no_wait:
@@ -116,8 +118,6 @@ def _unfinished(world: World, request: TrainRequest, prepared: Prepared) -> RunR
     settings, store = prepared.settings, world.store
     for found in store.unfinished(settings.bucket, settings.lineage):
         record = found
-        if record.run == request.run:
-            continue
         if record.state != "commit_pending":
             if running(store, record):
                 return record
@@ -144,6 +144,11 @@ def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) 
     state = read_lineage(prepared.bucket, settings.lineage, claim=True)
     for note in state.notes:
         world.listener.notice(f"warning: {note}")
+    if request.run is not None:
+        record = world.store.load(request.run)
+        if record.state != "needs_trace":
+            # Another call attached to it meanwhile, and it has ended.
+            return report_now(world, record)
     decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)

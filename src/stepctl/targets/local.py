@@ -42,13 +42,6 @@ class LocalMachine:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, spec: JobSpec) -> ProcessId:
-        for leftover in (
-            self._job.exit_code,
-            self._job.result,
-            self._job.control / "stop",
-            self._job.control / "cancel",
-        ):
-            leftover.unlink(missing_ok=True)
         write_atomic(self._job.job, msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n", mode=0o600)
         with self._job.log.open("ab") as log:
             try:
