@@ -64,6 +64,7 @@ def make_record(
         settings=_settings(prepared),
         target_options=_target_options(world, settings.target),
         warnings=[*prepared.warnings, *decision.warnings],
+        expect_step=request.expect_step,
     )
     if request.run is not None:
         world.store.job_dir(run).clear()

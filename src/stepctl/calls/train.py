@@ -40,7 +40,9 @@ def train(world: World, request: TrainRequest) -> Report:
     prepared = prepare(world, request)
     for warning in prepared.warnings:
         world.listener.notice(f"warning: {warning['message']}")
-    outcome = _claim(world, request, prepared)
+    while (outcome := _claim(world, request, prepared)) is None:
+        # Another call moved the head: what is not given is taken from where it is now.
+        prepared = prepare(world, request)
     if isinstance(outcome, Report):
         return outcome
     if isinstance(outcome, RunRecord):
@@ -75,8 +77,11 @@ def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSEr
     world.store.update(record.run, failed)
 
 
-def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord:
-    """Wait for the lineage's unfinished runs, decide on the head as it is then, and write the record."""
+def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord | None:
+    """Wait for the lineage's unfinished runs, decide on the head as it is then, and write the record.
+
+    None says that the head is another one than when the call was prepared.
+    """
     told: str | None = None
     while True:
         with world.store.lock():
@@ -98,7 +103,10 @@ def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed |
         if other.run != told:
             told = other.run
             world.listener.notice(f"waiting for run {other.run}, which is training lineage {other.lineage!r}")
+        # Only this one is looked at meanwhile: reading all records, of which there may be thousands, takes long.
         world.wait(WAIT_SEC)
+        while running(world.store, world.store.load(other.run)):
+            world.wait(WAIT_SEC)
 
 
 def _same_key(request: TrainRequest, prepared: Prepared, other: RunRecord) -> RunRecord:
@@ -139,7 +147,7 @@ def _ask(request: TrainRequest, prepared: Prepared) -> Ask:
     )
 
 
-def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report:
+def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | None:
     settings = prepared.settings
     state = read_lineage(prepared.bucket, settings.lineage, claim=True)
     for note in state.notes:
@@ -152,8 +160,9 @@ def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) 
     decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)
+    if not request.fresh and state.parent != prepared.parent:
+        return None
     if state.head is not None and not decision.fresh:
-        # The head may have moved since the call was prepared.
         require_same(settings.lineage, state.head.identity, prepared.identity)
     prepared.bucket.check_writable()
     return Claimed(make_record(world, request, prepared, decision, state), state)

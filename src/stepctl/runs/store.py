@@ -17,6 +17,9 @@ from stepctl.jobs.directory import JobDir
 from stepctl.runs.record import RUN_VERSION, UNFINISHED, RunRecord
 
 
+_SECOND = len("20261130T041502")
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -105,7 +108,8 @@ class RunStore:
         """
         names = self.names()
         if word == "last" and names:
-            return names[-1]
+            # An id tells the second only.
+            return max((n for n in names if n[:_SECOND] == names[-1][:_SECOND]), key=lambda n: self.load(n).created_at)
         found = [name for name in names if name == word] or [name for name in names if name.startswith(word)]
         if len(found) == 1:
             return found[0]
