@@ -16,7 +16,6 @@ from stepctl.base.names import iso, utc_now
 from stepctl.jobs.directory import JobDir
 from stepctl.runs.record import RUN_VERSION, UNFINISHED, RunRecord
 
-
 _SECOND = len("20261130T041502")
 
 
