@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stepctl.base.errors import LineageConflict
 from stepctl.lineage.ledger import by_key, by_trace
-from stepctl.lineage.records import ROOT, LedgerLine
+from stepctl.lineage.records import LedgerLine
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Decision:
-    """``replay`` is the ledger line that answers the call, else None; training starts at ``rows_start``."""
+    """``replay`` is the ledger line that answers the call, else None; training starts at ``rows_start``.
+
+    ``fresh`` says that it starts at a root; ``key`` is the one that the run goes by.
+    """
 
     replay: LedgerLine | None = None
     rows_start: int = 0
+    fresh: bool = False
+    key: str | None = None
     warnings: list[dict[str, object]] = field(default_factory=list)
 
 
@@ -49,11 +54,12 @@ def decide(ask: Ask, ledger: Sequence[LedgerLine], lineage: str, head_step: int)
     """
     line = by_key(ledger, ask.key) if ask.key is not None else None
     if ask.fresh:
-        # A repeated call of a fresh start is answered from the root it made; other keys belong to another ancestry.
-        line = line if line is not None and ledger[0].run == line.run and ledger[0].parent != ROOT else None
+        # A repeated call of a fresh start goes on from, or is answered from, the start it made; a key that came later
+        # belongs to what is left behind.
+        line = line if line is not None and ledger[0].key == ask.key else None
         if line is None:
             _expect(ask, 0, lineage)
-            return Decision()
+            return Decision(fresh=True, key=ask.key)
     if line is not None and line.trace_sha256 != ask.sha256:
         raise LineageConflict(
             f"the key {ask.key!r} was used for another trace (run {line.run}, sha256 {line.trace_sha256[:12]})",
@@ -72,8 +78,9 @@ def decide(ask: Ask, ledger: Sequence[LedgerLine], lineage: str, head_step: int)
         return Decision(warnings=_warn("trained_before", f"{text}: give a --key to prevent that"))
     _expect(ask, head_step, lineage)
     if line is not None:
-        return Decision(rows_start=line.rows_done)
-    return Decision(warnings=_abandoned(ledger))
+        # Going on without naming the key that the trace has finishes that key too: it must not train these rows again.
+        return Decision(rows_start=line.rows_done, key=line.key)
+    return Decision(key=ask.key, warnings=_abandoned(ledger))
 
 
 def _without_key(ask: Ask, ledger: Sequence[LedgerLine]) -> LedgerLine | None:

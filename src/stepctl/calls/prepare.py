@@ -25,7 +25,7 @@ from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call that may be made. ``settings`` are effective: what was not given is the lineage's."""
+    """A call that may be made. ``settings`` are effective: what was not given is the lineage's, at ``parent``."""
 
     settings: Settings
     bucket: Bucket
@@ -34,6 +34,7 @@ class Prepared:
     judged: Judgement
     held_out: Judgement | None
     origin: Origin | None
+    parent: str
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     identity = _identity(settings, model, state, request.fresh, origin)
     if head is not None:
         require_same(settings.lineage, head.identity, identity)
-    return Prepared(settings, bucket, model, identity, judged, held_out, origin)
+    return Prepared(settings, bucket, model, identity, judged, held_out, origin, state.parent)
 
 
 def _identity(

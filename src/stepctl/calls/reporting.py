@@ -29,7 +29,7 @@ EXITS = {
 def exit_code(report: Report) -> int:
     """The exit code that a report's state means."""
     code = EXITS.get(report.state, Exit.FAILED)
-    return int(Exit.CONFLICT if report.forked and code is Exit.DONE else code)
+    return int(Exit.CONFLICT if report.forked and code in (Exit.DONE, Exit.STOPPED) else code)
 
 
 def checkpoint_or_none(parent: str) -> str | None:

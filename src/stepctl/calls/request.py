@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,13 @@ def read_source(name: str) -> Source:
     Raises:
         UsageError: it is missing, a folder, or unreadable.
     """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the name of the file {os.fsencode(name)!r} is not UTF-8, and a record could not hold it",
+            next="rename it, or send it on stdin: stepctl train - < FILE",
+        ) from None
     try:
         return Source(name=name, data=Path(name).read_bytes())
     except FileNotFoundError:

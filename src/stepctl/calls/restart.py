@@ -44,10 +44,10 @@ def restart(world: World, record: RunRecord, trace: list[str] | None = None) -> 
         key=record.key,
         go_on=record.key is None and record.trace.rows_start > 0,
         fresh=record.new_root,
+        expect_step=record.expect_step,
         run=record.run,
     )
     world.loaded = _loaded(world.loaded, record)
-    world.store.job_dir(record.run).events.unlink(missing_ok=True)
     return train(world, request)
 
 

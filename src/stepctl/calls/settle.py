@@ -61,18 +61,28 @@ def settle(world: World, record: RunRecord, machine: Machine | None = None) -> R
     machine = machine or machine_of(store, record)
     if record.state not in UNFINISHED or running(store, record):
         return record
-    if job.exit_code.exists():
+    if job.result.exists():
         result = read_result(job)
         return _end(store, record, with_result(with_events(report_of(record), read_events(job)), result))
     if record.job is None or not job.events.exists():
-        return _end(store, record, _needs_trace(record))
+        how = machine.death()
+        return _end(store, record, _no_trainer(record, job, how) if how else _needs_trace(record))
     return _end(store, record, _died(world, record, machine, job))
 
 
 def _end(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
-    """Write the final state; what the job left for itself is removed."""
+    """Write the final state; what the job left for itself is removed.
+
+    A record that another call changed since it was read is left as it is: that call settled the run, or started it
+    again.
+    """
+    judged, current = _moment(record), True
 
     def change(record: RunRecord) -> None:
+        nonlocal current
+        current = _moment(record) == judged
+        if not current:
+            return
         close(report, record)
         record.state, record.error = report.state, report.error
         record.finished_at = iso(utc_now())
@@ -80,10 +90,16 @@ def _end(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
         record.report = data
 
     ended = store.update(record.run, change)
+    if not current:
+        return ended
     folder = store.folder(record.run)
     for leftover in ("restore", "init") + (() if report.state == "commit_pending" else ("out",)):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     return ended
+
+
+def _moment(record: RunRecord) -> tuple[object, ...]:
+    return record.state, record.client, record.job
 
 
 def _needs_trace(record: RunRecord) -> Report:
@@ -93,6 +109,19 @@ def _needs_trace(record: RunRecord) -> Report:
         "code": "needs_trace",
         "message": "the call ended before its examples reached the trainer; nothing was trained",
         "next": f"stepctl train attach {record.run}",
+    }
+    return report
+
+
+def _no_trainer(record: RunRecord, job: JobDir, how: str) -> Report:
+    """The trainer ended before it could say anything: its last words are in the log, and hold no example."""
+    report = report_of(record)
+    report.state = "failed"
+    lines = job.log.read_text(errors="replace").strip().splitlines() if job.log.exists() else []
+    report.error = {
+        "code": "no_trainer",
+        "message": f"the trainer did not start: {lines[-1] if lines else how}; nothing was trained",
+        "next": f"stepctl doctor (log: stepctl runs logs {record.run})",
     }
     return report
 
@@ -115,8 +144,11 @@ def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Rep
     cancelled = job.requested() == "cancel"
     bucket = open_bucket(record.bucket)
     saved = None if cancelled else saved_checkpoint(job, record.lineage)
-    if saved is not None and read_lineage(bucket, record.lineage).parent == saved[1].parent:
-        commit_folder(record, *saved)
+    if saved is not None:
+        # A fresh start extends a root that only its own commit makes the head's.
+        fresh = record.new_root and saved[1].parent == record.parent
+        if fresh or read_lineage(bucket, record.lineage).parent == saved[1].parent:
+            commit_folder(record, *saved)
     state = read_lineage(bucket, record.lineage)
     mine = [line for line in state.ledger if line.run == record.run]
     others = [i.manifest for i in state.checkpoints if i.manifest.run == record.run]
@@ -166,6 +198,8 @@ def commit_pending(world: World, record: RunRecord) -> RunRecord:
         StepctlError, OSError: the bucket still refuses; the checkpoint stays here.
     """
     store = world.store
+    if record.state != "commit_pending":  # another call committed it meanwhile
+        return record
     saved = saved_checkpoint(store.job_dir(record.run), record.lineage)
     report = msgspec.convert(record.report, Report)
     if saved is None:

@@ -39,7 +39,7 @@ def make_record(
     """
     now, settings = utc_now(), prepared.settings
     run = request.run or new_run_id(now)
-    new_root = request.fresh and not state.empty
+    new_root = decision.fresh and not state.empty
     rows = len(prepared.judged.rows)
     record = RunRecord(
         run=run,
@@ -51,7 +51,7 @@ def make_record(
         bucket=settings.bucket,
         lineage=settings.lineage,
         target=settings.target,
-        key=request.key,
+        key=decision.key,
         trace=TraceRecord(
             paths=request.paths, sha256=prepared.judged.sha256, rows_total=rows, rows_start=decision.rows_start
         ),
@@ -64,7 +64,10 @@ def make_record(
         settings=_settings(prepared),
         target_options=_target_options(world, settings.target),
         warnings=[*prepared.warnings, *decision.warnings],
+        expect_step=request.expect_step,
     )
+    if request.run is not None:
+        world.store.job_dir(run).clear()
     world.store.create(record)
     return record
 
@@ -157,7 +160,7 @@ def _spec(
         parent_sha256=None if record.new_root else state.head_sha256,
         from_step=record.from_step,
         new_root=record.new_root,
-        key=request.key,
+        key=record.key,
         keep_checkpoints=settings.keep_checkpoints,
         init_from=init,
     )

@@ -40,12 +40,14 @@ def train(world: World, request: TrainRequest) -> Report:
     prepared = prepare(world, request)
     for warning in prepared.warnings:
         world.listener.notice(f"warning: {warning['message']}")
-    outcome = _claim(world, request, prepared)
+    while (outcome := _claim(world, request, prepared)) is None:
+        # Another call moved the head: what is not given is taken from where it is now.
+        prepared = prepare(world, request)
     if isinstance(outcome, Report):
         return outcome
     if isinstance(outcome, RunRecord):
-        world.listener.notice(f"run {outcome.run} has this key and is running: following it")
-        return wait_for_end(world, outcome, own=False)
+        world.listener.notice(f"run {outcome.run} is this very call and is running: following it")
+        return report_now(world, outcome) if request.detach else wait_for_end(world, outcome, own=False)
     return _run(world, request, prepared, outcome)
 
 
@@ -75,14 +77,19 @@ def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSEr
     world.store.update(record.run, failed)
 
 
-def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord:
-    """Wait for the lineage's unfinished runs, decide on the head as it is then, and write the record."""
+def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord | None:
+    """Wait for the lineage's unfinished runs, decide on the head as it is then, and write the record.
+
+    None says that the head is another one than when the call was prepared.
+    """
     told: str | None = None
     while True:
         with world.store.lock():
             other = _unfinished(world, request, prepared)
             if other is None:
                 return _decide_and_record(world, request, prepared)
+        if other.run == request.run:
+            return other
         if request.key is not None and other.key == request.key:
             return _same_key(request, prepared, other)
         if request.no_wait:
@@ -96,7 +103,10 @@ def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed |
         if other.run != told:
             told = other.run
             world.listener.notice(f"waiting for run {other.run}, which is training lineage {other.lineage!r}")
+        # Only this one is looked at meanwhile: reading all records, of which there may be thousands, takes long.
         world.wait(WAIT_SEC)
+        while running(world.store, world.store.load(other.run)):
+            world.wait(WAIT_SEC)
 
 
 def _same_key(request: TrainRequest, prepared: Prepared, other: RunRecord) -> RunRecord:
@@ -116,8 +126,6 @@ def _unfinished(world: World, request: TrainRequest, prepared: Prepared) -> RunR
     settings, store = prepared.settings, world.store
     for found in store.unfinished(settings.bucket, settings.lineage):
         record = found
-        if record.run == request.run:
-            continue
         if record.state != "commit_pending":
             if running(store, record):
                 return record
@@ -139,16 +147,22 @@ def _ask(request: TrainRequest, prepared: Prepared) -> Ask:
     )
 
 
-def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report:
+def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | None:
     settings = prepared.settings
     state = read_lineage(prepared.bucket, settings.lineage, claim=True)
     for note in state.notes:
         world.listener.notice(f"warning: {note}")
+    if request.run is not None:
+        record = world.store.load(request.run)
+        if record.state != "needs_trace":
+            # Another call attached to it meanwhile, and it has ended.
+            return report_now(world, record)
     decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)
-    if state.head is not None and not request.fresh:
-        # The head may have moved since the call was prepared.
+    if not request.fresh and state.parent != prepared.parent:
+        return None
+    if state.head is not None and not decision.fresh:
         require_same(settings.lineage, state.head.identity, prepared.identity)
     prepared.bucket.check_writable()
     return Claimed(make_record(world, request, prepared, decision, state), state)
@@ -188,10 +202,10 @@ def plan(world: World, request: TrainRequest, prepared: Prepared) -> Report:
     decision: Decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)
-    report = _base_report(world, prepared, request.key)
+    report = _base_report(world, prepared, decision.key)
     fresh: dict[str, Any] = {"from_step": 0, "resumed_from": None}
     now = {"from_step": state.head_step, "resumed_from": checkpoint_or_none(state.parent)}
-    for name, value in (fresh if request.fresh else now).items():
+    for name, value in (fresh if decision.fresh else now).items():
         setattr(report, name, value)
     report.rows_done = decision.rows_start
     report.steps_run = steps_of(report.rows_total - decision.rows_start, report.grad_accum)

@@ -12,6 +12,7 @@ from stepctl.cli.output import Output
 def status(bucket: Bucket = None, lineage: Lineage = None, model: Model = None, json: Json = False) -> int:
     """Show a lineage: its head, the last loss, its checkpoints and their sizes, what is running."""
     from stepctl.calls.settle import running
+    from stepctl.cli.runs import state_now
     from stepctl.cli.session import open_world
     from stepctl.lineage.store import read_lineage
 
@@ -44,7 +45,8 @@ def status(bucket: Bucket = None, lineage: Lineage = None, model: Model = None, 
         "incomplete": state.incomplete,
         "running": [r.run for r in waiting if running(store, r)],
         "commit_pending": [r.run for r in waiting if r.state == "commit_pending"],
-        "died": [r.run for r in waiting if r.state != "commit_pending" and not running(store, r)],
+        "ended": [r.run for r in waiting if state_now(store, r) == "ended"],
+        "died": [r.run for r in waiting if state_now(store, r) == "died"],
         "notes": state.notes,
     }
     output.result(document, _lines(document))
@@ -71,6 +73,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"running: {run} (stepctl train attach {run})"
     for run in document["commit_pending"]:
         yield f"saved here, not committed: {run} (stepctl train attach {run})"
+    for run in document["ended"]:
+        yield f"ended: {run} (stepctl train attach {run} says how)"
     for run in document["died"]:
         yield f"died: {run} (stepctl train attach {run} settles it)"
     for note in document["notes"]:

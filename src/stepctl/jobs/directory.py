@@ -48,6 +48,11 @@ class JobDir:
         """Checkpoints that are saved but not committed yet."""
         return self.path / "out"
 
+    def clear(self) -> None:
+        """Remove what an attempt left that never got its examples; a request made from now on is for the next one."""
+        for leftover in (self.exit_code, self.result, self.events, self.control / "stop", self.control / "cancel"):
+            leftover.unlink(missing_ok=True)
+
     def request(self, what: str) -> None:
         """Ask the job to ``stop`` (save and end) or ``cancel`` (end without saving)."""
         self.control.mkdir(exist_ok=True)

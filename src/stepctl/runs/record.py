@@ -61,5 +61,6 @@ class RunRecord(Struct, kw_only=True):
     job: ProcessId | None = None
     finished_at: str | None = None
     warnings: list[dict[str, Any]] = field(default_factory=list)
+    expect_step: int | None = None
     error: dict[str, Any] | None = None
     report: dict[str, Any] | None = None

@@ -16,6 +16,8 @@ from stepctl.base.names import iso, utc_now
 from stepctl.jobs.directory import JobDir
 from stepctl.runs.record import RUN_VERSION, UNFINISHED, RunRecord
 
+_SECOND = len("20261130T041502")
+
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
@@ -105,7 +107,8 @@ class RunStore:
         """
         names = self.names()
         if word == "last" and names:
-            return names[-1]
+            # An id tells the second only.
+            return max((n for n in names if n[:_SECOND] == names[-1][:_SECOND]), key=lambda n: self.load(n).created_at)
         found = [name for name in names if name == word] or [name for name in names if name.startswith(word)]
         if len(found) == 1:
             return found[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,7 +32,10 @@ _INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_", "
 def clean_environment(env: dict[str, str]) -> dict[str, str]:
     """What a job inherits: a list of names it needs, so that no secret gets there by not being thought of."""
     kept = {k: v for k, v in env.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
-    return {**kept, "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+    if "PYTHONPATH" in kept:
+        # The trainer's current folder is another one.
+        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, kept["PYTHONPATH"].split(os.pathsep)))
+    return {**kept, "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
 class LocalMachine:
@@ -42,13 +46,6 @@ class LocalMachine:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, spec: JobSpec) -> ProcessId:
-        for leftover in (
-            self._job.exit_code,
-            self._job.result,
-            self._job.control / "stop",
-            self._job.control / "cancel",
-        ):
-            leftover.unlink(missing_ok=True)
         write_atomic(self._job.job, msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n", mode=0o600)
         with self._job.log.open("ab") as log:
             try:
@@ -113,7 +110,8 @@ class LocalMachine:
 
     def signal(self, name: str) -> None:
         if self.alive() and self._process is not None:
-            os.killpg(self._process.pid, signal.Signals[f"SIG{name}"])
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.killpg(self._process.pid, signal.Signals[f"SIG{name}"])
 
 
 def run_helper(module: str, request: bytes, python: str | None, timeout: float | None = None) -> bytes:

@@ -30,6 +30,7 @@ from stepctl.lineage.store import (
     fetch_checkpoint,
     ledger_for,
     prune,
+    read_lineage,
 )
 from stepctl.models.resolve import resolve_model
 from stepctl.traces.judge import judge
@@ -57,6 +58,8 @@ class Job:
     ledger: tuple[LedgerLine, ...] = ()
     committed_step: int = 0
     committing: bool = False
+    unsure: tuple[Manifest, LedgerLine] | None = None
+    """A checkpoint on the way whose commit failed; it may have got as far as its manifest."""
 
     def __post_init__(self) -> None:
         self.result = JobResult(state="failed", step=self.spec.from_step, rows_done=self.spec.trace.rows_start)
@@ -226,6 +229,7 @@ class Job:
         """Save the newest step here, then commit it; a commit that fails keeps what is saved."""
         name = checkpoint_name(self.result.step, self.spec.run)
         folder = self.dir.out / name
+        self._look_again()
         with self.phase("saving", "save"):
             manifest, line = self.save(folder, name)
         began = self.clock()
@@ -233,6 +237,7 @@ class Job:
         try:
             self.commit(folder, manifest)
         except (OSError, StepctlError) as error:
+            self.unsure = manifest, line
             self._commit_failed(error, name, last)
         else:
             self.parent, self.ledger, self.committed_step = name, (*self.ledger, line), manifest.step
@@ -240,6 +245,20 @@ class Job:
         finally:
             self.committing = False
             self.result.timings_sec.commit += self.clock() - began
+
+    def _look_again(self) -> None:
+        """Extend the checkpoint whose commit failed if the bucket has it after all: else the next were a fork."""
+        if self.unsure is None:
+            return
+        (manifest, line), self.unsure = self.unsure, None
+        try:
+            stored = read_lineage(open_bucket(self.spec.bucket), self.spec.lineage).checkpoints
+        except (OSError, StepctlError) as error:
+            self.emit(Warned(code="commit_failed", message=f"the bucket cannot be read: {error}"))
+            return
+        if any(info.manifest.checkpoint == manifest.checkpoint for info in stored):
+            self.parent, self.ledger, self.committed_step = manifest.checkpoint, (*self.ledger, line), manifest.step
+            self.result.checkpoint = manifest.checkpoint
 
     def save(self, folder: Path, name: str) -> tuple[Manifest, LedgerLine]:
         """Write a whole checkpoint here, its manifest last."""

@@ -96,7 +96,7 @@ def run_job(job_dir: JobDir, stdin: BinaryIO, make_engine: Callable[[], Engine],
         _guarded(job, payload, Scrubber((*payload.trace, *payload.eval)))
     _settle(job)
     code = _EXITS.get(job.result.state, Exit.FAILED)
-    if job.result.forked and code is Exit.DONE:
+    if job.result.forked and code in (Exit.DONE, Exit.STOPPED):
         code = Exit.CONFLICT
     emit(Done(state=job.result.state))
     write_atomic(job_dir.result, msgspec.json.encode(job.result))
