@@ -74,8 +74,16 @@ def test_expect_step() -> None:
     assert decide(Ask(sha256="B", fresh=True, expect_step=0), (_line(1),), "main", 1).rows_start == 0
 
 
-def test_fresh_is_answered_from_its_own_root_only() -> None:
-    old = _line(1, key="k")
-    assert decide(Ask(sha256="A", key="k", fresh=True), (old,), "main", 1).replay is None
+def test_fresh_is_answered_from_the_root_that_its_key_made() -> None:
+    later = (_line(1, run="first"), _line(2, key="k"))
+    decision = decide(Ask(sha256="A", key="k", fresh=True), later, "main", 2)
+    assert decision.replay is None
+    assert decision.fresh
     own = _line(1, key="k", parent="root-r")
     assert decide(Ask(sha256="A", key="k", fresh=True), (own,), "main", 1).replay == own
+
+
+def test_a_stopped_fresh_start_goes_on_in_the_root_it_made() -> None:
+    own = _line(1, key="k", parent="root-r", done=4)
+    decision = decide(Ask(sha256="A", key="k", fresh=True), (own,), "main", 1)
+    assert (decision.rows_start, decision.fresh) == (4, False)

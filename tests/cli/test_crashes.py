@@ -132,21 +132,36 @@ def _call(project: Project, command: list[str]) -> int:
 
 
 def test_a_run_that_never_got_its_trace(project: Project) -> None:
-    project.faults(kill_at="start")
-    answer = project.train(project.trace("a.jsonl", rows(4)), code=1)
-    assert project.status()["head"] is None
-    project.faults()
+    """The command line dies right after its intent was written: attach reads the file again, if it is the same."""
+    (project.path / "dying.py").write_text(DYING)
+    project.trace("a.jsonl", rows(4))
+    command = project.command("train", "a.jsonl", "--json")
+    for n in range(40):
+        command[1:3] = [str(project.path / "dying.py"), str(n)]
+        assert _call(project, command) == -signal.SIGKILL
+        command = project.command("train", "a.jsonl", "--json")
+        if project.runs():
+            break
     (project.path / "a.jsonl").rename(project.path / "moved.jsonl")
-    if answer["state"] == "needs_trace":
-        missing = project.run("train", "attach", "last", "--json")
-        assert missing.returncode == 1
-        assert "--trace" in missing.stderr
-        project.trace("other.jsonl", rows(4, 50))
-        assert project.run("train", "attach", "last", "--trace", "other.jsonl").returncode == 1
+    missing = project.run("train", "attach", "last", "--json")
+    assert missing.returncode == 1
+    assert "--trace" in missing.stderr
+    project.trace("other.jsonl", rows(4, 50))
+    assert project.run("train", "attach", "last", "--trace", "other.jsonl").returncode == 1
     done = project.run("train", "attach", "last", "--trace", "moved.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["global_step"] == 1
     assert len(project.runs()) == 1
+    assert project.run("train", "attach", "last").returncode == 0
+    assert project.trained() == 4
+
+
+def test_a_trainer_that_cannot_start_is_said_so(project: Project) -> None:
+    project.faults(kill_at="start")
+    answer = project.train(project.trace("a.jsonl", rows(4)), code=1)
+    assert answer["error"]["code"] in ("no_trainer", "job_died")
+    project.faults()
+    assert project.train("a.jsonl")["global_step"] == 1
 
 
 def test_a_full_bucket_keeps_the_work_here(project: Project) -> None:

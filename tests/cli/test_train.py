@@ -365,3 +365,31 @@ def test_people_are_told_what_happened(project: Project) -> None:
     assert '"state": "done"' in project.run("runs", "show", "last").stdout
     assert "loss 0.5000" in project.run("runs", "logs", "last").stdout
     assert "head:" in project.run("status").stdout
+
+
+def test_a_damaged_head_is_refused_by_name_and_fresh_leaves_it(project: Project) -> None:
+    old = project.train(project.trace("a.jsonl", rows(4)))
+    file = project.path / "checkpoints/main/checkpoints" / old["checkpoint"] / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    answer = project.train(project.trace("b.jsonl", rows(4, 9)), code=1)
+    assert answer["error"]["code"] == "damaged_checkpoint"
+    assert "optimizer.safetensors" in answer["error"]["message"]
+    new = project.train("b.jsonl", "--fresh")
+    assert (new["from_step"], new["global_step"]) == (0, 1)
+    assert project.train(project.trace("c.jsonl", rows(4, 19)))["from_step"] == 1
+
+
+def test_every_command_that_a_message_names_exists() -> None:
+    """What a person is told to type can be typed."""
+    import re
+
+    import typer
+    from tests.doubles.project import ROOT
+
+    from stepctl.cli.main import app
+
+    commands: dict[str, object] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    told = set(re.findall(r"stepctl (lineage|config) ([a-z]+)", source))
+    for group, verb in told:
+        assert verb in getattr(commands[group], "commands", {}), f"stepctl {group} {verb}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stepctl.base.errors import TraceRefused
+from stepctl.base.errors import StepctlError, TraceRefused
 from stepctl.calls.origin import Origin, find_origin
 from stepctl.calls.request import TrainRequest
 from stepctl.calls.world import World
@@ -15,12 +15,14 @@ from stepctl.config.load import Loaded
 from stepctl.config.model import Settings
 from stepctl.lineage.buckets.base import Bucket
 from stepctl.lineage.identity import require_same
-from stepctl.lineage.records import Identity
+from stepctl.lineage.records import ROOT, Identity
 from stepctl.lineage.store import LineageState, read_lineage
 from stepctl.models.resolve import ResolvedModel, is_folder, resolve_model
 from stepctl.traces.judge import judge
 from stepctl.traces.rows import BadRow, Judgement, RowWarning, Source
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
+
+_DAMAGE = ("damaged_checkpoint", "damaged_lineage")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,30 @@ def _shape(identity: Identity) -> dict[str, Any]:
     return {name: getattr(identity, name) for name in ("r", "alpha", "dropout", "target_modules")}
 
 
+def read_state(bucket: Bucket, lineage: str, *, fresh: bool, claim: bool = False) -> LineageState:
+    """Read a lineage; a fresh start leaves a damaged one behind, so it takes it for one without a head.
+
+    Raises:
+        StepctlError: as ``read_lineage``; damage only when the call would build on it.
+    """
+    try:
+        return read_lineage(bucket, lineage, claim=claim)
+    except StepctlError as error:
+        if not fresh or error.code not in _DAMAGE:
+            raise
+        return LineageState(
+            head=None,
+            head_sha256=None,
+            head_step=0,
+            parent=ROOT,
+            ledger=(),
+            checkpoints=[],
+            incomplete=[],
+            empty=False,
+            notes=[error.message],
+        )
+
+
 def prepare(world: World, request: TrainRequest) -> Prepared:
     """Judge the call against the trace and the lineage as it is now.
 
@@ -87,7 +113,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
         UsageError, StepctlError: no such model, unreachable Hub.
     """
     loaded, bucket = world.loaded, world.bucket()
-    state = read_lineage(bucket, loaded.settings.lineage)
+    state = read_state(bucket, loaded.settings.lineage, fresh=request.fresh)
     head = None if request.fresh else state.head
     origin = None
     if loaded.settings.init_from is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from stepctl.base.errors import LineageConflict, StepctlError
 from stepctl.calls.attach import report_now, wait_for_end
 from stepctl.calls.decide import Ask, Decision, decide
-from stepctl.calls.prepare import Prepared, prepare
+from stepctl.calls.prepare import Prepared, prepare, read_state
 from stepctl.calls.reporting import checkpoint_or_none, replayed
 from stepctl.calls.request import TrainRequest
 from stepctl.calls.settle import commit_pending, running, settle
@@ -16,7 +16,7 @@ from stepctl.calls.start import make_record, start_job, steps_of
 from stepctl.calls.world import World
 from stepctl.lineage.identity import require_same
 from stepctl.lineage.records import LedgerLine
-from stepctl.lineage.store import LineageState, read_lineage
+from stepctl.lineage.store import LineageState
 from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
 
@@ -149,7 +149,7 @@ def _ask(request: TrainRequest, prepared: Prepared) -> Ask:
 
 def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | None:
     settings = prepared.settings
-    state = read_lineage(prepared.bucket, settings.lineage, claim=True)
+    state = read_state(prepared.bucket, settings.lineage, fresh=request.fresh, claim=True)
     for note in state.notes:
         world.listener.notice(f"warning: {note}")
     if request.run is not None:
@@ -198,7 +198,7 @@ def _replay(world: World, prepared: Prepared, line: LedgerLine) -> Report:
 def plan(world: World, request: TrainRequest, prepared: Prepared) -> Report:
     """What the call would do. Changes nothing."""
     settings = prepared.settings
-    state = read_lineage(prepared.bucket, settings.lineage)
+    state = read_state(prepared.bucket, settings.lineage, fresh=request.fresh)
     decision: Decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)

@@ -95,7 +95,7 @@ def choose(bucket: Bucket, lineage: str, at: str, reason: str, run: str | None =
             raise UsageError(
                 f"{at} is not a complete checkpoint of lineage {lineage}",
                 safe="the head is as it was",
-                next="stepctl lineage list",
+                next="stepctl status",
             )
         # A damaged head is what a choice leads away from.
         with contextlib.suppress(StepctlError):
@@ -144,7 +144,7 @@ def _check_same(node: Node, manifest: Manifest) -> None:
         raise LineageConflict(
             f"lineage {manifest.lineage} has another checkpoint with the name {node.name}",
             safe="the stored one is as it was, and this one is where it was saved",
-            next="stepctl lineage list",
+            next="stepctl status",
             code="checkpoint_differs",
         )
 

@@ -75,7 +75,7 @@ def damaged_lineage(lineage: str, message: str) -> StepctlError:
     return StepctlError(
         f"lineage {lineage} is damaged: {message}",
         safe="nothing was trained, and the stored files are as they were",
-        next="restore what is missing, or choose where to go on: stepctl lineage use CHECKPOINT",
+        next="restore what is missing, or start anew: stepctl train --fresh",
         code="damaged_lineage",
     )
 

@@ -19,11 +19,11 @@ def damaged(
     lineage: str, checkpoint: str, path: str, problem: str, *, previous: str | None = None
 ) -> DamagedCheckpoint:
     """The error for one bad file of a checkpoint; ``previous`` is the complete checkpoint before it, if any."""
-    back = f"; or go back to the one before it: stepctl lineage use {previous}" if previous else ""
+    before = f" (the complete one before it is {previous})" if previous else ""
     return DamagedCheckpoint(
         f"checkpoint {checkpoint} of lineage {lineage} is damaged: {path} {problem}",
         safe="nothing was trained on it, and the stored files are as they were",
-        next=f"stepctl lineage verify, then restore that file{back}",
+        next=f"stepctl lineage verify, then restore that file{before}; or start anew: stepctl train --fresh",
         details={"lineage": lineage, "checkpoint": checkpoint, "path": path, "problem": problem},
     )
 
