@@ -272,3 +272,24 @@ def test_another_writer_makes_a_fork_which_is_kept(project: Project, tmp_path: P
     assert status["head"] == won["checkpoint"]
     assert {c["checkpoint"] for c in status["checkpoints"]} == {won["checkpoint"], lost["checkpoint"]}
     project.verify()
+
+
+def test_a_dead_jobs_saved_work_becomes_a_fork_when_the_head_has_moved(project: Project, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    twin = Project(other, model=project.model)
+    project.faults(pause_at="saving", kill_at="files_stored")
+    process = project.start("train", project.trace("a.jsonl", rows(4)))
+    run = project.wait_for("saving")
+    kill(process)
+    won = twin.train(twin.trace("b.jsonl", rows(4, 20)), "--bucket", str(project.path / "checkpoints"))
+    project.go()
+    pid = json.loads((run / "run.json").read_text())["job"]["pid"]
+    until(lambda: not _living(pid))
+    attached = project.run("train", "attach", "last", "--json")
+    assert attached.returncode == 4, attached.stderr
+    lost = json.loads(attached.stdout)
+    status = project.status()
+    assert status["head"] == won["checkpoint"]
+    assert {c["checkpoint"] for c in status["checkpoints"]} == {won["checkpoint"], lost["checkpoint"]}
+    project.verify()

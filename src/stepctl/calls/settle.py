@@ -145,10 +145,8 @@ def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Rep
     bucket = open_bucket(record.bucket)
     saved = None if cancelled else saved_checkpoint(job, record.lineage)
     if saved is not None:
-        # A fresh start extends a root that only its own commit makes the head's.
-        fresh = record.new_root and saved[1].parent == record.parent
-        if fresh or read_lineage(bucket, record.lineage).parent == saved[1].parent:
-            commit_folder(record, *saved)
+        # When the head has moved meanwhile this makes a fork: the work is kept all the same.
+        commit_folder(record, *saved)
     state = read_lineage(bucket, record.lineage)
     mine = [line for line in state.ledger if line.run == record.run]
     others = [i.manifest for i in state.checkpoints if i.manifest.run == record.run]

@@ -12,7 +12,7 @@ _STATES = {
     "done": "done",
     "running": "running",
     "planned": "plan",
-    "stopped": "stopped on request, saved",
+    "stopped": "stopped on request",
     "cancelled": "cancelled",
     "failed": "failed",
     "needs_trace": "not started",

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-PHASES = ("judging", "imports", "model", "data", "eval", "steps", "saving", "files_stored", "committed")
+PHASES = ("judging", "imports", "model", "data", "eval", "steps", "saving", "files_stored", "manifest_stored")
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -24,7 +24,7 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Status(Event, frozen=True, kw_only=True, tag="status"):
-    """A phase begins (one of PHASES, or ended ones: ``files_stored`` and ``committed`` tell what is done)."""
+    """A phase begins (one of PHASES, or ended ones: ``files_stored`` and ``manifest_stored`` tell what is done)."""
 
     phase: str
     text: str = ""
