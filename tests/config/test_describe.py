@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -105,10 +106,9 @@ def test_drift_is_shown_as_a_diff(tmp_path: Path) -> None:
 
 
 def test_the_generator_exits_1_when_files_drift(tmp_path: Path) -> None:
-    """A copy of the script looks at the tree that it is in."""
-    (tmp_path / "scripts").mkdir()
-    script = tmp_path / "scripts" / "generate_docs.py"
-    script.write_text(GENERATOR.read_text())
+    """A copy of the scripts looks at the tree that it is in."""
+    shutil.copytree(GENERATOR.parent, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    script = tmp_path / "scripts" / GENERATOR.name
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
