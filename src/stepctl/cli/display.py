@@ -100,7 +100,7 @@ class Terminal:
     def _move(self, event: Progress) -> None:
         if self._bar is None:
             self._bar = _new_bar()
-            self._task = self._bar.add_task("training", total=event.steps_total)
+            self._task = self._bar.add_task("training", total=event.steps_total, step=0, loss="", left="")
             self._bar.start()
         self._bar.update(
             self._task,
