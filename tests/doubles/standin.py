@@ -22,7 +22,7 @@ from stepctl.jobs.directory import JobDir
 from stepctl.jobs.events import AnyEvent, EventWriter, Progress, Status
 from stepctl.jobs.spec import JobSpec
 from stepctl.lineage.records import Manifest
-from stepctl.traces.rows import SftRow
+from stepctl.traces.rows import Row
 from stepctl.trainer.engine import Engine, Loaded, NonFinite, OutOfMemory, Step
 from stepctl.trainer.run import run_job
 
@@ -48,18 +48,19 @@ class StandIn:
     def init_from(self, folder: Path) -> None:
         self.chain = sha256_bytes((folder / "adapter_model.safetensors").read_bytes())
 
-    def evaluate(self, rows: Sequence[SftRow]) -> float:
+    def evaluate(self, rows: Sequence[Row]) -> float:
         return 10.0 / (1 + self.trained)
 
-    def train(self, rows: Sequence[SftRow], from_step: int, on_step: Callable[[Step], bool]) -> None:
+    def train(self, rows: Sequence[Row], from_step: int, on_step: Callable[[Step], bool]) -> None:
         for i in range(0, len(rows), self.group):
             step = from_step + i // self.group + 1
             self._fail(step)
             for row in rows[i : i + self.group]:
-                data = struct.pack(f"{len(row.input_ids)}i", *row.input_ids)
-                self.chain = sha256_bytes(self.chain.encode() + data)
+                for text in row.texts:
+                    data = struct.pack(f"{len(text.input_ids)}i", *text.input_ids)
+                    self.chain = sha256_bytes(self.chain.encode() + data)
                 self.trained += 1
-            tokens = sum(len(row.input_ids) for row in rows[i : i + self.group])
+            tokens = sum(row.tokens for row in rows[i : i + self.group])
             if not on_step(
                 Step(
                     step=step,

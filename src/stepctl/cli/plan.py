@@ -31,7 +31,7 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
         return finish(output, report)
     _place(report, prepared)
     rows = prepared.judged.rows
-    longest = max(len(row.input_ids) for row in rows)
+    longest = max(len(text.input_ids) for row in rows for text in row.texts)
     memory = estimate(prepared.model.config, longest, 2 if report.precision == "bf16" else 4)
     document: dict[str, Any] = msgspec.to_builtins(report)
     document |= {

@@ -10,7 +10,7 @@ from stepctl.base.errors import UsageError
 from stepctl.traces.chat import ChatPlacer, ConversationRefused
 from stepctl.traces.mask import Prepared, RowRefused, cut, mask, prepare
 from stepctl.traces.read import EMPTY, RawRow, parse, printable
-from stepctl.traces.rows import BadRow, Judgement, RowWarning, SftRow, Source
+from stepctl.traces.rows import BadRow, Judgement, Row, RowWarning, Source
 from stepctl.traces.sft import Conversation, Example, shape
 from stepctl.traces.tokenizer import Encoded, TextTokenizer
 
@@ -57,7 +57,7 @@ class _Judging:
     tokenizer: TextTokenizer
     max_length: int
     everything: bool
-    rows: list[SftRow] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     seams: list[RowWarning] = field(default_factory=list)
 
@@ -119,7 +119,7 @@ class _Judging:
             bad=self.bad,
             warnings=[*self._warnings(), *self.seams],
             sha256=sha256,
-            tokens=sum(len(row.input_ids) for row in self.rows),
+            tokens=sum(row.tokens for row in self.rows),
             supervised_tokens=sum(row.supervised for row in self.rows),
         )
 
@@ -145,7 +145,7 @@ class _Judging:
         if short := [row for row in self.rows if row.cut]:
             yield self._cut_warning(short)
 
-    def _cut_warning(self, short: Sequence[SftRow]) -> RowWarning:
+    def _cut_warning(self, short: Sequence[Row]) -> RowWarning:
         lost, kept = sum(row.cut for row in short), sum(row.supervised for row in self.rows)
         several = len({row.file for row in self.rows}) > 1
         places = [f"{row.file}:{row.line}" if several else str(row.line) for row in short[:10]]

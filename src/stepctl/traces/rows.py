@@ -12,11 +12,26 @@ class Source(Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class SftRow(Struct, frozen=True, kw_only=True):
-    """One example, tokenized and cut to ``max_length``.
+class Tokens(Struct, frozen=True, kw_only=True):
+    """One tokenized text.
 
     ``labels`` has the length of ``input_ids``: the id where the token is supervised, else -100; its first is always
-    -100, since no position predicts it. ``cut`` counts supervised tokens lost to ``max_length``.
+    -100, since no position predicts it.
+    """
+
+    input_ids: list[int]
+    labels: list[int]
+
+    @property
+    def supervised(self) -> int:
+        """Number of supervised tokens."""
+        return sum(label != -100 for label in self.labels)
+
+
+class SftRow(Struct, frozen=True, kw_only=True):
+    """One example of supervised fine-tuning, cut to ``max_length``.
+
+    ``input_ids`` and ``labels`` as in :class:`Tokens`. ``cut`` counts supervised tokens lost to ``max_length``.
     """
 
     file: str
@@ -26,9 +41,73 @@ class SftRow(Struct, frozen=True, kw_only=True):
     cut: int = 0
 
     @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All that the model reads of it."""
+        return (Tokens(input_ids=self.input_ids, labels=self.labels),)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all texts."""
+        return sum(len(text.input_ids) for text in self.texts)
+
+    @property
     def supervised(self) -> int:
-        """Number of supervised tokens."""
-        return sum(label != -100 for label in self.labels)
+        """Number of supervised tokens of all texts."""
+        return sum(text.supervised for text in self.texts)
+
+
+class DpoRow(Struct, frozen=True, kw_only=True):
+    """One preference: two completions of one prompt, each with it and cut to ``max_length``."""
+
+    file: str
+    line: int
+    chosen: Tokens
+    rejected: Tokens
+    cut: int = 0
+
+    @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All that the model reads of it."""
+        return (self.chosen, self.rejected)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all texts."""
+        return sum(len(text.input_ids) for text in self.texts)
+
+    @property
+    def supervised(self) -> int:
+        """Number of supervised tokens of all texts."""
+        return sum(text.supervised for text in self.texts)
+
+
+class KtoRow(Struct, frozen=True, kw_only=True):
+    """One completion with its prompt, cut to ``max_length``, and whether it is desirable."""
+
+    file: str
+    line: int
+    input_ids: list[int]
+    labels: list[int]
+    desirable: bool
+    cut: int = 0
+
+    @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All that the model reads of it, but for the completions of other rows (the KL term)."""
+        return (Tokens(input_ids=self.input_ids, labels=self.labels),)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all texts."""
+        return sum(len(text.input_ids) for text in self.texts)
+
+    @property
+    def supervised(self) -> int:
+        """Number of supervised tokens of all texts."""
+        return sum(text.supervised for text in self.texts)
+
+
+Row = SftRow | DpoRow | KtoRow
 
 
 class BadRow(Struct, frozen=True, kw_only=True):
@@ -52,7 +131,7 @@ class RowWarning(Struct, frozen=True, kw_only=True):
 class Judgement(Struct, frozen=True, kw_only=True):
     """Every row, judged. ``sha256`` is over the concatenated bytes of the sources; ``tokens`` counts after the cut."""
 
-    rows: list[SftRow]
+    rows: list[Row]
     bad: list[BadRow]
     warnings: list[RowWarning]
     sha256: str

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from stepctl.jobs.spec import JobSpec
 from stepctl.lineage.records import Manifest
-from stepctl.traces.rows import SftRow
+from stepctl.traces.rows import Row
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -65,10 +65,10 @@ class Engine(Protocol):
     def init_from(self, folder: Path) -> None:
         """Put the adapter of a PEFT folder in place; the optimizer stays fresh."""
 
-    def evaluate(self, rows: Sequence[SftRow]) -> float:
+    def evaluate(self, rows: Sequence[Row]) -> float:
         """Mean loss over the supervised tokens of ``rows``, without dropout; changes no state."""
 
-    def train(self, rows: Sequence[SftRow], from_step: int, on_step: Callable[[Step], bool]) -> None:
+    def train(self, rows: Sequence[Row], from_step: int, on_step: Callable[[Step], bool]) -> None:
         """Make ceil(len(rows) / grad_accum) steps in file order; ``on_step`` ends the loop by returning False.
 
         Raises:

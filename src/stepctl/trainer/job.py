@@ -34,7 +34,7 @@ from stepctl.lineage.store import (
 )
 from stepctl.models.resolve import resolve_model
 from stepctl.traces.judge import judge
-from stepctl.traces.rows import SftRow, Source
+from stepctl.traces.rows import Row, Source
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.trainer.engine import Engine, Loaded, OutOfMemory, Step
 
@@ -104,7 +104,7 @@ class Job:
         if held_out and self.result.state == "done":
             self.evaluate_after(held_out)
 
-    def judge(self, payload: Payload) -> tuple[list[SftRow], list[SftRow]]:
+    def judge(self, payload: Payload) -> tuple[list[Row], list[Row]]:
         """The very judgement that the client made, made again where the job runs."""
         spec = self.spec
         model = resolve_model(spec.model.source, spec.model.revision, payload.hf_token)
@@ -118,7 +118,7 @@ class Job:
         rows = self._judged(spec.trace, payload.trace, tokenizer)
         return rows[spec.trace.rows_start :], self._judged(spec.eval, payload.eval, tokenizer)
 
-    def _judged(self, trace: TraceSpec | None, data: tuple[bytes, ...], tokenizer: TextTokenizer) -> list[SftRow]:
+    def _judged(self, trace: TraceSpec | None, data: tuple[bytes, ...], tokenizer: TextTokenizer) -> list[Row]:
         if trace is None:
             return []
         sources = [Source(name=f.name, data=d) for f, d in zip(trace.files, data, strict=True)]
@@ -162,13 +162,13 @@ class Job:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def evaluate(self, rows: list[SftRow], when: str) -> float:
+    def evaluate(self, rows: list[Row], when: str) -> float:
         """Held-out loss; said in an event."""
         loss = self.engine.evaluate(rows)
         self.emit(Evaluation(when=when, loss=loss, step=self.result.step))
         return loss
 
-    def evaluate_after(self, rows: list[SftRow]) -> None:
+    def evaluate_after(self, rows: list[Row]) -> None:
         """The steps are committed: neither a failure nor a cancel can undo them now."""
         try:
             with self.phase("eval", "eval"):
@@ -177,7 +177,7 @@ class Job:
             why = "cancelled" if isinstance(error, Cancelled) else type(error).__name__
             self.emit(Warned(code="eval_failed", message=f"the held-out loss after the steps is missing: {why}"))
 
-    def train(self, rows: list[SftRow]) -> None:
+    def train(self, rows: list[Row]) -> None:
         """The steps; a stop request ends them after the step at hand."""
         group, result, spec = self.spec.train.grad_accum, self.result, self.spec
         total = math.ceil(len(rows) / group)

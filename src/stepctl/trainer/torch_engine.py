@@ -14,7 +14,7 @@ from stepctl import __version__
 from stepctl.base.errors import StepctlError, UsageError
 from stepctl.jobs.spec import JobSpec
 from stepctl.lineage.records import Manifest
-from stepctl.traces.rows import SftRow
+from stepctl.traces.rows import Row
 from stepctl.trainer import environment
 from stepctl.trainer.engine import Loaded, Step
 
@@ -99,7 +99,7 @@ class TorchEngine:
         spec, trainable = self._ready()
         state.init_from(folder, trainable.parameters, spec.lora)
 
-    def evaluate(self, rows: Sequence[SftRow]) -> float:
+    def evaluate(self, rows: Sequence[Row]) -> float:
         """Mean loss over the supervised tokens of ``rows``, in nats, without dropout; changes no state.
 
         Raises:
@@ -111,7 +111,7 @@ class TorchEngine:
         with device.memory_errors():
             return loop.evaluate(trainable, rows)
 
-    def train(self, rows: Sequence[SftRow], from_step: int, on_step: Callable[[Step], bool]) -> None:
+    def train(self, rows: Sequence[Row], from_step: int, on_step: Callable[[Step], bool]) -> None:
         """Make ceil(len(rows) / grad_accum) steps in file order; ``on_step`` ends the loop by returning False.
 
         Raises:
