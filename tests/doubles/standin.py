@@ -33,7 +33,7 @@ class StandIn:
     def __init__(self, faults: dict[str, Any]) -> None:
         self.faults, self.chain, self.trained = faults, "start", 0
 
-    def imports(self) -> None:
+    def imports(self, method: str) -> None:
         pass
 
     def load(self, spec: JobSpec, hf_token: str | None) -> Loaded:

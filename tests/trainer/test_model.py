@@ -184,7 +184,7 @@ def test_a_token_is_never_in_an_error(job: Job, hub: None) -> None:
     from stepctl.trainer.torch_engine import TorchEngine
 
     engine = TorchEngine()
-    engine.imports()
+    engine.imports("sft")
     with pytest.raises(StepctlError) as caught:
         engine.load(of(job, "someone/gated").spec, "hf_secretsecret")
     assert "hf_secretsecret" not in f"{caught.value.message}{caught.value.next}{caught.value.__cause__}"

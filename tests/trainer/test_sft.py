@@ -65,16 +65,16 @@ def test_steps_equal_the_reference_loop(job: Job, count: int, size: int, max_gra
 
 
 def test_each_row_once_in_file_order(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepctl.trainer import sft
+    from stepctl.trainer.methods import sft
 
     seen: list[list[int]] = []
-    real = sft.supervised_loss
+    real = sft.nll
 
-    def watch(model: Any, input_ids: Any, *args: Any) -> Any:
-        seen.append(input_ids[0].tolist())
-        return real(model, input_ids, *args)
+    def watch(model: Any, text: Any, placement: Any) -> Any:
+        seen.append(text.input_ids)
+        return real(model, text, placement)
 
-    monkeypatch.setattr(sft, "supervised_loss", watch)
+    monkeypatch.setattr(sft, "nll", watch)
     rows = make_rows(10)
     run(job.but(grad_accum=4).load(), rows)
     assert seen == [row.input_ids for row in rows]
@@ -104,14 +104,17 @@ def test_only_the_adapter_moves(job: Job) -> None:
     assert {n for n, p in trainable.model.named_parameters() if p.requires_grad} >= moved
 
 
-def test_the_configuration_turns_off_what_trl_turns_on(job: Job, tmp_path: Any) -> None:
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+def test_the_configuration_turns_off_what_trl_turns_on(job: Job, tmp_path: Any, method: str) -> None:
     import torch
 
-    from stepctl.trainer import device, sft
+    from stepctl.trainer import device, stepping
+    from stepctl.trainer.methods import make_method
 
-    config = sft.configuration(device.Placement(torch.device("cpu"), "bf16", ""), 3, 2, str(tmp_path))
+    made = make_method(method, job.load()._ready()[1], job.spec.train)
+    config = stepping.configuration(made, device.Placement(torch.device("cpu"), "bf16", ""), 3, 2, str(tmp_path))
     assert (config.bf16, config.fp16, config.gradient_checkpointing, config.use_cpu) == (False, False, False, True)
-    assert (config.max_steps, config.gradient_accumulation_steps, config.per_device_train_batch_size) == (3, 2, 1)
+    assert (config.max_steps, config.gradient_accumulation_steps) == (3, 2)
     assert config.report_to == []
     # An operator's accelerate settings do not change what is trained.
     assert config.mixed_precision == "no"
@@ -171,7 +174,7 @@ def test_a_model_that_scores_every_position_gives_the_same_loss(job: Job, monkey
 
 
 def test_the_seed_of_a_micro_batch_depends_on_all_three(job: Job) -> None:
-    from stepctl.trainer.sft import random_seed
+    from stepctl.trainer.stepping import random_seed
 
     seeds = {random_seed(s, step, micro) for s in (0, 1, 2**63 - 1) for step in (1, 11) for micro in (0, 1, 11)}
     assert len(seeds) == 18

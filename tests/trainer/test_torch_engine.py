@@ -26,7 +26,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def saved(job: Job, folder: Path, *pieces: int) -> list[Step]:
     """Train the first rows in ``pieces``, each in an engine of its own that restores the one before."""
-    rows, steps, at = make_rows(sum(pieces)), [], 0
+    rows, steps, at = make_rows(sum(pieces), method=job.spec.identity.method), [], 0
     engine = job.load()
     for index, piece in enumerate(pieces):
         if index:
@@ -37,18 +37,20 @@ def saved(job: Job, folder: Path, *pieces: int) -> list[Step]:
     return steps
 
 
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_eight_rows_are_four_and_four_bit_for_bit(job: Job, tmp_path: Path, dropout: float) -> None:
-    job = job.but(lora={"dropout": dropout}, weight_decay=0.01, grad_accum=2)
-    whole, parts = saved(job, tmp_path / "whole", 8), saved(job, tmp_path / "parts", 4, 4)
+def test_sixteen_rows_are_eight_and_eight_bit_for_bit(job: Job, tmp_path: Path, dropout: float, method: str) -> None:
+    job = job.by(method).but(lora={"dropout": dropout}, weight_decay=0.01, grad_accum=4)
+    whole, parts = saved(job, tmp_path / "whole", 16), saved(job, tmp_path / "parts", 8, 8)
     assert [s.step for s in whole] == [1, 2, 3, 4]
     assert [(s.loss, s.grad_norm) for s in whole] == [(s.loss, s.grad_norm) for s in parts]
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
     assert sorted(digests(tmp_path / "whole")) == sorted(EXACT)
 
 
-def test_dropout_is_really_there(job: Job, tmp_path: Path) -> None:
-    rows = make_rows(4)
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+def test_dropout_is_really_there(job: Job, tmp_path: Path, method: str) -> None:
+    job, rows = job.by(method), make_rows(4, method=method)
     plain, dropped = (run(job.but(lora={"dropout": d}, grad_accum=1).load(), rows) for d in (0.0, 0.5))
     # B starts at zero, so the first loss is the base model's; the gradient already goes through the dropout.
     assert plain[0].loss == dropped[0].loss
@@ -73,14 +75,15 @@ FRESH = """
 import sys, msgspec
 from pathlib import Path
 from stepctl.jobs.spec import decode_job
-from stepctl.traces.rows import SftRow
+from stepctl.traces.rows import DpoRow, KtoRow, SftRow
 from stepctl.trainer.torch_engine import TorchEngine
 heavy = {"torch", "transformers", "trl", "peft", "datasets", "huggingface_hub"}
 assert not heavy & set(sys.modules), "importing the engine is not light"
 spec = decode_job(Path(sys.argv[1]).read_bytes())
-rows = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=list[SftRow])
+kind = {"sft": SftRow, "dpo": DpoRow, "kto": KtoRow}[spec.identity.method]
+rows = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=list[kind])
 engine = TorchEngine()
-engine.imports()
+engine.imports(spec.identity.method)
 import huggingface_hub, huggingface_hub.utils._telemetry as telemetry, torch, trl.trainer.base_trainer as base
 torch.set_num_threads(1)
 asked = []
@@ -99,11 +102,14 @@ assert telemetry._TELEMETRY_QUEUE.empty()
 """
 
 
-def test_fresh_processes_agree_send_nothing_print_nothing_and_leave_nothing(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+def test_fresh_processes_agree_send_nothing_print_nothing_and_leave_nothing(
+    job: Job, tmp_path: Path, method: str
+) -> None:
     import msgspec
 
-    (tmp_path / "job.json").write_bytes(msgspec.json.encode(job.but(lora={"dropout": 0.1}).spec))
-    (tmp_path / "rows.json").write_bytes(msgspec.json.encode(make_rows(5)))
+    (tmp_path / "job.json").write_bytes(msgspec.json.encode(job.by(method).but(lora={"dropout": 0.1}).spec))
+    (tmp_path / "rows.json").write_bytes(msgspec.json.encode(make_rows(5, method=method)))
     inside, cwd = tmp_path / "home", tmp_path / "cwd"
     cwd.mkdir()
     inside.mkdir()
@@ -209,7 +215,7 @@ def test_what_was_chosen_is_said(job: Job) -> None:
     from stepctl.trainer.torch_engine import TorchEngine
 
     engine = TorchEngine()
-    engine.imports()
+    engine.imports("sft")
     loaded = engine.load(job.spec, None)
     assert (loaded.device, loaded.precision) == ("cpu", "fp32")
     assert "CPU" in loaded.reason

@@ -12,7 +12,7 @@ import msgspec
 
 from stepctl.jobs.spec import JobSpec
 from stepctl.lineage.records import Manifest
-from stepctl.traces.rows import SftRow
+from stepctl.traces.rows import DpoRow, KtoRow, Row, SftRow, Tokens
 from stepctl.trainer import environment
 from stepctl.trainer.engine import Step
 from stepctl.trainer.torch_engine import TorchEngine
@@ -61,14 +61,23 @@ def build_tiny(folder: Path, *, template: str | None = TEMPLATE, spread: float =
     return folder
 
 
-def make_rows(count: int, seed: int = 0) -> list[SftRow]:
-    """Rows of unequal lengths; the first third of each is not supervised."""
+def make_rows(count: int, seed: int = 0, method: str = "sft") -> list[Any]:
+    """Rows of unequal lengths; the first third of each is not supervised. KTO's are not all of one label."""
     draw = random.Random(seed)
-    rows = []
+    rows: list[Any] = []
     for line in range(1, count + 1):
         ids = [draw.randrange(3, VOCABULARY) for _ in range(draw.randrange(5, 24))]
         prompt = max(1, len(ids) // 3)
-        rows.append(SftRow(file="t.jsonl", line=line, input_ids=ids, labels=[-100] * prompt + ids[prompt:]))
+        text = {"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]}
+        place: dict[str, Any] = {"file": "t.jsonl", "line": line}
+        if method == "dpo":
+            other = [draw.randrange(3, VOCABULARY) for _ in range(draw.randrange(1, 12))]
+            rejected = Tokens(input_ids=ids[:prompt] + other, labels=[-100] * prompt + other)
+            rows.append(DpoRow(**place, chosen=Tokens(**text), rejected=rejected))
+        elif method == "kto":
+            rows.append(KtoRow(**place, **text, desirable=line % 3 != 2))
+        else:
+            rows.append(SftRow(**place, **text))
     return rows
 
 
@@ -86,9 +95,14 @@ class Job:
         )
         return Job(changed)
 
+    def by(self, method: str, origin: str | None = None) -> Job:
+        """The same job with another method; ``origin`` says that its lineage began with an adapter."""
+        identity = msgspec.structs.replace(self.spec.identity, method=method, origin=origin)
+        return Job(msgspec.structs.replace(self.spec, identity=identity))
+
     def load(self) -> TorchEngine:
         engine = TorchEngine()
-        engine.imports()
+        engine.imports(self.spec.identity.method)
         engine.load(self.spec, None)
         return engine
 
@@ -120,7 +134,7 @@ class Job:
 
 
 def run(
-    engine: TorchEngine, rows: Sequence[SftRow], from_step: int = 0, until: Callable[[Step], bool] | None = None
+    engine: TorchEngine, rows: Sequence[Row], from_step: int = 0, until: Callable[[Step], bool] | None = None
 ) -> list[Step]:
     """Train ``rows`` and return the steps."""
     steps: list[Step] = []

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-Method = Literal["sft"]
+Method = Literal["sft", "dpo", "kto"]
 Precision = Literal["auto", "fp32", "bf16"]
 TrainOn = Literal["assistant", "all"]
 
@@ -40,6 +40,11 @@ class TrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     train_on: Annotated[
         TrainOn, Meta(description='What is supervised: "assistant" (answers only) or "all" (every token).')
     ] = "assistant"
+    beta: Annotated[float, Meta(description="DPO and KTO: how strongly the policy is held to the reference.", gt=0)] = (
+        0.1
+    )
+    desirable_weight: Annotated[float, Meta(description="KTO: what a desirable row counts.", gt=0)] = 1.0
+    undesirable_weight: Annotated[float, Meta(description="KTO: what an undesirable row counts.", gt=0)] = 1.0
     precision: Annotated[
         Precision,
         Meta(description='"auto" takes bf16 on a GPU that has it and fp32 elsewhere; the choice is reported.'),

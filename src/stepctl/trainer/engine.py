@@ -49,8 +49,8 @@ class OutOfMemory(Exception):
 class Engine(Protocol):
     """Trains one job. The methods are called in this order, each once but ``evaluate`` and ``save``."""
 
-    def imports(self) -> None:
-        """Import what is slow to import."""
+    def imports(self, method: str) -> None:
+        """Import what is slow to import and ``method`` needs."""
 
     def load(self, spec: JobSpec, hf_token: str | None) -> Loaded:
         """Load the base model on the device and give it the seeded, untrained adapter of ``spec.lora``."""
@@ -63,10 +63,10 @@ class Engine(Protocol):
         """
 
     def init_from(self, folder: Path) -> None:
-        """Put the adapter of a PEFT folder in place; the optimizer stays fresh."""
+        """Put the adapter of a PEFT folder in place, for the policy and the reference; the optimizer stays fresh."""
 
     def evaluate(self, rows: Sequence[Row]) -> float:
-        """Mean loss over the supervised tokens of ``rows``, without dropout; changes no state."""
+        """Mean loss of ``rows`` by the job's method, without dropout; changes no state."""
 
     def train(self, rows: Sequence[Row], from_step: int, on_step: Callable[[Step], bool]) -> None:
         """Make ceil(len(rows) / grad_accum) steps in file order; ``on_step`` ends the loop by returning False.

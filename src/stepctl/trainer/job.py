@@ -89,7 +89,7 @@ class Job:
         with self.phase("judging", "data"):
             rows, held_out = self.judge(payload)
         with self.phase("imports", "imports"):
-            self.engine.imports()
+            self.engine.imports(self.spec.identity.method)
         with self.phase("model", "model"):
             self.load(payload.hf_token)
         with self.phase("data", "data"):

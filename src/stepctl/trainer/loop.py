@@ -13,11 +13,12 @@ from transformers import PrinterCallback, TrainerCallback
 
 from stepctl.base.errors import StepctlError
 from stepctl.config.model import TrainSettings
-from stepctl.traces.rows import SftRow
+from stepctl.traces.rows import Row
 from stepctl.trainer.device import Placement, peak_memory_bytes
 from stepctl.trainer.engine import NonFinite, Step
+from stepctl.trainer.methods import Method
 from stepctl.trainer.model import Trainable, vocabulary
-from stepctl.trainer.sft import Group, StepTrainer, collate, configuration, dataset, no_tokenizer, supervised_loss
+from stepctl.trainer.stepping import Group, collate, configuration, dataset, make_trainer, no_tokenizer
 
 
 class _Steps(TrainerCallback):  # type: ignore[misc]
@@ -65,7 +66,11 @@ def _finite(value: float) -> bool:
 
 
 def train(
-    trainable: Trainable, rows: Sequence[SftRow], settings: TrainSettings, on_step: Callable[[Step], bool]
+    trainable: Trainable,
+    method: Method,
+    rows: Sequence[Row],
+    settings: TrainSettings,
+    on_step: Callable[[Step], bool],
 ) -> None:
     """Make ceil(len(rows) / grad_accum) steps in file order, from the step that ``trainable`` is at.
 
@@ -74,16 +79,16 @@ def train(
         NonFinite: before anything of the step is reported.
     """
     check_rows(trainable.model, rows)
-    group = Group(rows, settings.grad_accum, trainable.step, settings.seed)
+    group = Group(rows, settings.grad_accum, trainable.step, settings.seed, method)
     if not len(group):
         return
     with tempfile.TemporaryDirectory(prefix="stepctl-") as folder, _unpatched(trainable.model):
-        trainer = StepTrainer(
-            group=group,
-            placement=trainable.placement,
+        trainer = make_trainer(
+            method,
+            group,
             model=trainable.model,
-            args=configuration(trainable.placement, len(group), settings.grad_accum, folder),
-            train_dataset=dataset(rows),
+            args=configuration(method, trainable.placement, len(group), settings.grad_accum, folder),
+            train_dataset=dataset(len(rows)),
             data_collator=collate,
             processing_class=no_tokenizer(),
             callbacks=[_Steps(trainable, group, settings, on_step)],
@@ -94,25 +99,25 @@ def train(
         trainer.train()
 
 
-def check_rows(model: Any, rows: Sequence[SftRow]) -> None:
+def check_rows(model: Any, rows: Sequence[Row]) -> None:
     """Refuse rows that the model would fail on, or that would make a step of nothing.
 
     Raises:
         StepctlError: a token has no embedding, or no token is supervised; the row is named.
     """
     size = vocabulary(model)
-    for row in rows:
-        if max(row.input_ids, default=0) >= size or min(row.input_ids, default=0) < 0:
+    for row, text in ((each, text) for each in rows for text in each.texts):
+        if max(text.input_ids, default=0) >= size or min(text.input_ids, default=0) < 0:
             raise StepctlError(
                 f"{row.file} line {row.line} has a token that the model has no embedding for (it has {size})",
                 next="the tokenizer and the model do not belong together; check --model",
                 code="vocabulary",
             )
-        if row.supervised == 0 or row.labels[0] != -100:
+        if text.supervised == 0 or text.labels[0] != -100:
             raise StepctlError(f"{row.file} line {row.line} has no token to learn", code="nothing_supervised")
 
 
-def _check_alone(trainer: StepTrainer, placement: Placement) -> None:
+def _check_alone(trainer: Any, placement: Placement) -> None:
     device, processes = next(trainer.model.parameters()).device, trainer.accelerator.num_processes
     if processes != 1 or trainer.args.n_gpu > 1 or device != placement.device:
         raise StepctlError(
@@ -137,8 +142,8 @@ def _unpatched(model: Any) -> Iterator[None]:
             parameter.grad = None
 
 
-def evaluate(trainable: Trainable, rows: Sequence[SftRow]) -> float:
-    """Mean loss over all supervised tokens of ``rows``, in nats, without dropout. No state is changed.
+def evaluate(trainable: Trainable, method: Method, rows: Sequence[Row], settings: TrainSettings) -> float:
+    """The loss of ``rows`` as one mean over all of them, groups of G as in training, without dropout. Changes nothing.
 
     Raises:
         StepctlError: there are no rows, or one cannot be scored with this model.
@@ -146,23 +151,15 @@ def evaluate(trainable: Trainable, rows: Sequence[SftRow]) -> float:
     check_rows(trainable.model, rows)
     if not rows:
         raise StepctlError("there is no held-out row", code="nothing_supervised")
-    model, device = trainable.model, trainable.placement.device
+    model, total = trainable.model, 0.0
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            total = sum(
-                float(
-                    supervised_loss(
-                        model, _tensor(row.input_ids, device), _tensor(row.labels, device), trainable.placement
-                    )
-                )
-                for row in rows
-            )
+            for start in range(0, len(rows), settings.grad_accum):
+                group = rows[start : start + settings.grad_accum]
+                method.begin(group)
+                total += sum(float(method.loss(row)) for row in group)
     finally:
         model.train(was_training)
-    return total / sum(row.supervised for row in rows)
-
-
-def _tensor(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor([values], dtype=torch.long, device=device)
+    return total / sum(map(method.weight, rows))

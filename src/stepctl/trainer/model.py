@@ -27,13 +27,15 @@ _ADAPTER_NAME = re.compile(r"(\.lora_[A-Za-z_]+)\.default(?=\.|$)")
 class Trainable:
     """What a job trains. ``parameters`` are the adapter's, fp32, by the name they have in an adapter file.
 
-    ``step`` is the absolute step the parameters and the moments are at; ``spoiled`` that they must not be saved.
+    ``reference`` are the values that ``parameters`` have in the reference model, where that is not the base model
+    alone. ``step`` is the absolute step the parameters and the moments are at; ``spoiled`` that they must not be saved.
     """
 
     model: Any
     parameters: Mapping[str, torch.nn.Parameter]
     optimizer: torch.optim.AdamW
     placement: Placement
+    reference: Mapping[str, torch.Tensor] | None = None
     step: int = 0
     spoiled: bool = False
 

@@ -20,10 +20,12 @@ from safetensors.torch import load, save
 from stepctl.base.errors import DamagedCheckpoint, StepctlError, UsageError
 from stepctl.config.model import LoraSettings, TrainSettings
 from stepctl.trainer.model import LFS, Trainable
-from stepctl.trainer.sft import RNG_RULE
+from stepctl.trainer.stepping import RNG_RULE
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 OPTIMIZER, TRAINER_STATE = "optimizer.safetensors", "trainer_state.json"
+REFERENCE = "reference.safetensors"
+"""The adapter of the reference, where it is not the base model alone."""
 STATE_VERSION = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _Tensors = dict[str, torch.Tensor]
@@ -72,6 +74,9 @@ def write(folder: Path, trainable: Trainable, settings: TrainSettings) -> None:
     (folder / ADAPTER).write_bytes(save(adapter, metadata={"format": "pt"}))
     (folder / ADAPTER_CONFIG).write_bytes(_json(_config(trainable.model)))
     (folder / OPTIMIZER).write_bytes(save(_moments(trainable), metadata={"format": "pt"}))
+    if trainable.reference is not None:
+        reference = {name: _plain(tensor) for name, tensor in trainable.reference.items()}
+        (folder / REFERENCE).write_bytes(save(reference, metadata={"format": "pt"}))
     group = trainable.optimizer.param_groups[0]
     state = TrainerState(
         version=STATE_VERSION,
@@ -118,8 +123,10 @@ def _moments(trainable: Trainable) -> _Tensors:
     return tensors
 
 
-def restore(folder: Path, trainable: Trainable, lora: LoraSettings, step: int) -> None:
+def restore(folder: Path, trainable: Trainable, lora: LoraSettings, step: int, *, reference: bool = False) -> None:
     """Put a checkpoint in place: all of it or nothing. Learning rate and weight decay stay those of the optimizer.
+
+    ``reference`` says that the reference is an adapter, which the checkpoint must hold.
 
     Raises:
         DamagedCheckpoint: a file is missing, cut or of another model, rank, target or step; it is named.
@@ -134,13 +141,19 @@ def restore(folder: Path, trainable: Trainable, lora: LoraSettings, step: int) -
 
     _check_config(_config_of(folder, refuse), lora, refuse, dropout=True)
     adapter = _read(folder / ADAPTER, refuse)
-    _check_tensors(ADAPTER, adapter, {n: p.shape for n, p in trainable.parameters.items()}, refuse)
+    shapes = {n: p.shape for n, p in trainable.parameters.items()}
+    _check_tensors(ADAPTER, adapter, shapes, refuse)
+    held = _read(folder / REFERENCE, refuse) if reference else None
+    if held is not None:
+        _check_tensors(REFERENCE, held, shapes, refuse)
     moments = _read(folder / OPTIMIZER, refuse)
     _check_tensors(OPTIMIZER, moments, {n: t.shape for n, t in _moments(trainable).items()}, refuse)
     _check_state(folder, step, refuse)
     if any(float(t) != step for n, t in moments.items() if n.endswith(".step")):
         raise refuse(f"{OPTIMIZER} is of another step than {step}")
     _place(trainable.parameters, adapter)
+    if held is not None:
+        trainable.reference = {n: held[n].to(p.device) for n, p in trainable.parameters.items()}
     for name, parameter in trainable.parameters.items():
         trainable.optimizer.state[parameter] = {
             "step": moments[f"{name}.step"],

@@ -1,4 +1,4 @@
-"""The engine that really trains: TRL's SFTTrainer and a LoRA adapter by PEFT.
+"""The engine that really trains: TRL's trainers and a LoRA adapter by PEFT.
 
 Importing this module is cheap; ``imports`` pays for torch and its family, so that the phases of a job can be timed.
 """
@@ -20,6 +20,7 @@ from stepctl.trainer.engine import Loaded, Step
 
 if TYPE_CHECKING:
     from stepctl.trainer.device import Placement
+    from stepctl.trainer.methods import Method
     from stepctl.trainer.model import Trainable
 
 
@@ -29,9 +30,10 @@ class TorchEngine:
     def __init__(self) -> None:
         self._spec: JobSpec | None = None
         self._trainable: Trainable | None = None
+        self._method: Method | None = None
 
-    def imports(self) -> None:
-        """Import torch, transformers, TRL and PEFT, with everything off that would send, print or cache.
+    def imports(self, method: str) -> None:
+        """Import torch, transformers, PEFT and the method's trainer, with all off that would send, print or cache.
 
         Raises:
             UsageError: one of several processes, or a package is not installed.
@@ -39,6 +41,9 @@ class TorchEngine:
         environment.prepare()
         try:
             from stepctl.trainer import loop, state  # noqa: F401
+            from stepctl.trainer.methods import load_method
+
+            load_method(method)
         except ImportError as error:
             raise UsageError(
                 f"this Python cannot train: {error}", next="pip install 'stepctl[train]'", code="not_installed"
@@ -53,8 +58,9 @@ class TorchEngine:
             OutOfMemory: the model does not fit.
         """
         from stepctl.trainer import device, model
+        from stepctl.trainer.methods import make_method
 
-        self._spec = self._trainable = None
+        self._spec = self._trainable = self._method = None
         placement = device.choose(spec.train.device, spec.train.precision)
         device.settle(placement)
         with device.memory_errors():
@@ -72,6 +78,7 @@ class TorchEngine:
         optimizer = model.make_optimizer(parameters, spec.train.learning_rate, spec.train.weight_decay)
         self._spec = spec
         self._trainable = model.Trainable(adapted, parameters, optimizer, placement)
+        self._method = make_method(spec.identity.method, self._trainable, spec.train)
         versions = _versions(placement, str(getattr(adapted.config, "_attn_implementation", "")))
         return Loaded(
             device=str(placement.device), precision=placement.precision, reason=placement.reason, versions=versions
@@ -84,32 +91,37 @@ class TorchEngine:
             DamagedCheckpoint: a file does not fit; it and what differs are named.
         """
         from stepctl.trainer import state
+        from stepctl.trainer.methods import has_reference
 
-        spec, trainable = self._ready()
-        state.restore(folder, trainable, spec.lora, manifest.step)
+        spec, trainable, _ = self._ready()
+        reference = has_reference(spec.identity.method) and spec.identity.origin is not None
+        state.restore(folder, trainable, spec.lora, manifest.step, reference=reference)
 
     def init_from(self, folder: Path) -> None:
-        """Put the adapter of a PEFT folder in place; the optimizer stays fresh.
+        """Put the adapter of a PEFT folder in place; the optimizer stays fresh. It is the reference from now on.
 
         Raises:
             UsageError: it is not an adapter of this shape in safetensors.
         """
         from stepctl.trainer import state
+        from stepctl.trainer.methods import has_reference
 
-        spec, trainable = self._ready()
+        spec, trainable, _ = self._ready()
         state.init_from(folder, trainable.parameters, spec.lora)
+        if has_reference(spec.identity.method):
+            trainable.reference = {name: p.detach().clone() for name, p in trainable.parameters.items()}
 
     def evaluate(self, rows: Sequence[Row]) -> float:
-        """Mean loss over the supervised tokens of ``rows``, in nats, without dropout; changes no state.
+        """Mean loss of ``rows`` by the job's method, without dropout; changes no state.
 
         Raises:
             OutOfMemory: no memory left.
         """
         from stepctl.trainer import device, loop
 
-        _, trainable = self._ready()
+        spec, trainable, method = self._ready()
         with device.memory_errors():
-            return loop.evaluate(trainable, rows)
+            return loop.evaluate(trainable, method, rows, spec.train)
 
     def train(self, rows: Sequence[Row], from_step: int, on_step: Callable[[Step], bool]) -> None:
         """Make ceil(len(rows) / grad_accum) steps in file order; ``on_step`` ends the loop by returning False.
@@ -121,7 +133,7 @@ class TorchEngine:
         """
         from stepctl.trainer import device, loop
 
-        spec, trainable = self._ready()
+        spec, trainable, method = self._ready()
         if from_step != trainable.step:
             raise StepctlError(
                 f"the adapter is at step {trainable.step}, and the job starts at step {from_step}",
@@ -129,7 +141,7 @@ class TorchEngine:
                 code="wrong_step",
             )
         with device.memory_errors():
-            loop.train(trainable, rows, spec.train, on_step)
+            loop.train(trainable, method, rows, spec.train, on_step)
 
     def save(self, folder: Path) -> None:
         """Write the files of a checkpoint into ``folder``, which is made; fsync is the caller's.
@@ -139,14 +151,14 @@ class TorchEngine:
         """
         from stepctl.trainer import state
 
-        spec, trainable = self._ready()
+        spec, trainable, _ = self._ready()
         folder.mkdir(parents=True, exist_ok=True)
         state.write(folder, trainable, spec.train)
 
-    def _ready(self) -> tuple[JobSpec, Trainable]:
-        if self._spec is None or self._trainable is None:
+    def _ready(self) -> tuple[JobSpec, Trainable, Method]:
+        if self._spec is None or self._trainable is None or self._method is None:
             raise RuntimeError("load() comes first")
-        return self._spec, self._trainable
+        return self._spec, self._trainable, self._method
 
 
 def _versions(placement: Placement, attention: str) -> dict[str, str]:
