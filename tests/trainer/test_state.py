@@ -67,9 +67,21 @@ DAMAGE = [
     (ADAPTER, pointer, "Git LFS pointer"),
     (OPTIMIZER, pointer, "Git LFS pointer"),
     (CONFIG, pointer, "Git LFS pointer"),
-    (ADAPTER, tensors(lambda c: c.pop(min(c))), "has 15 tensors, the model needs 16"),
-    (ADAPTER, tensors(lambda c: c.update(other=c[min(c)].clone())), "has 17 tensors, the model needs 16; other is not"),
-    (OPTIMIZER, tensors(lambda c: c.pop(min(c))), "has 47 tensors, the model needs 48"),
+    (
+        ADAPTER,
+        tensors(lambda c: c.pop(min(c))),
+        "holds 15 tensors, and the adapter has 16 trainable ones; missing in the file: model.layers.0.self_attn.k_proj",
+    ),
+    (
+        ADAPTER,
+        tensors(lambda c: c.update(other=c[min(c)].clone())),
+        "holds 17 tensors, and the adapter has 16 trainable ones; not in the adapter: other",
+    ),
+    (
+        OPTIMIZER,
+        tensors(lambda c: c.pop(min(c))),
+        "holds 16 tensors, and the adapter has 16 trainable ones; missing in the file: model.layers.0",
+    ),
     (ADAPTER, tensors(lambda c: c.update({min(c): c[min(c)][:2].clone()})), r"has shape \[2, 32\], the model needs"),
     (ADAPTER, tensors(lambda c: c.update({min(c): c[min(c)].half()})), "is torch.float16, not float32"),
     (ADAPTER, tensors(first_to(float("nan"))), "holds a value that is not finite"),
@@ -112,7 +124,10 @@ def test_another_rank_and_other_targets_are_refused(job: Job, checkpoint: Path) 
 
 def test_a_checkpoint_of_a_smaller_model_is_refused_in_counts(job: Job, checkpoint: Path) -> None:
     tensors(lambda c: [c.pop(k) for k in list(c) if "layers.1." in k])(checkpoint / ADAPTER)
-    with pytest.raises(DamagedCheckpoint, match="has 8 tensors, the model needs 16"):
+    with pytest.raises(
+        DamagedCheckpoint,
+        match="holds 8 tensors, and the adapter has 16 trainable ones; missing in the file: model.layers.1",
+    ):
         job.restored(checkpoint, 2)
 
 

@@ -23,6 +23,19 @@ from stepctl.traces.rows import BadRow, Judgement, RowWarning, Source
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 _DAMAGE = ("damaged_checkpoint", "damaged_lineage")
+INHERITED = (
+    "learning_rate",
+    "weight_decay",
+    "max_grad_norm",
+    "max_length",
+    "grad_accum",
+    "seed",
+    "train_on",
+    "beta",
+    "desirable_weight",
+    "undesirable_weight",
+)
+"""Train settings that a lineage goes on with unless they are given: what a step is, not where it is made."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,7 @@ class Prepared:
     held_out: Judgement | None
     origin: Origin | None
     parent: str
+    inherited: list[str]
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
@@ -57,7 +71,7 @@ def inherit(loaded: Loaded, identity: Identity | None, lora: dict[str, Any], tra
         loaded: today's settings and which of them were given.
         identity: the head's; None when the lineage is empty.
         lora: LoRA shape to inherit (the head's, or the origin's for a new lineage).
-        train: the head's train settings; only the seed is inherited.
+        train: the head's train settings; those of the machine (device, precision, saves) are not inherited.
     """
     given, settings = loaded.given, loaded.settings
     changes: dict[str, Any] = {}
@@ -71,9 +85,15 @@ def inherit(loaded: Loaded, identity: Identity | None, lora: dict[str, Any], tra
             changes["revision"] = identity.revision
     shape = {name: value for name, value in lora.items() if f"lora.{name}" not in given}
     changes["lora"] = msgspec.structs.replace(settings.lora, **shape)
-    if "train.seed" not in given and "seed" in train:
-        changes["train"] = msgspec.structs.replace(settings.train, seed=train["seed"])
+    known = {name: train[name] for name in INHERITED if name in train and f"train.{name}" not in given}
+    changes["train"] = msgspec.structs.replace(settings.train, **known)
     return msgspec.structs.replace(settings, **changes)
+
+
+def _inherited(loaded: Loaded, settings: Settings) -> list[str]:
+    """The train settings that are the lineage's, and not what today's settings say."""
+    pairs = ((name, getattr(settings.train, name), getattr(loaded.settings.train, name)) for name in INHERITED)
+    return [f"{name} {has} is the lineage's (the default is {says})" for name, has, says in pairs if has != says]
 
 
 def _shape(identity: Identity) -> dict[str, Any]:
@@ -128,7 +148,8 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     identity = _identity(settings, model, state, request.fresh, origin)
     if head is not None:
         require_same(settings.lineage, head.identity, identity)
-    return Prepared(settings, bucket, model, identity, judged, held_out, origin, state.parent)
+    inherited = _inherited(loaded, settings)
+    return Prepared(settings, bucket, model, identity, judged, held_out, origin, state.parent, inherited)
 
 
 def _identity(

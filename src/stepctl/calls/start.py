@@ -30,6 +30,15 @@ def steps_of(rows: int, grad_accum: int) -> int:
     return math.ceil(rows / grad_accum)
 
 
+def method_warnings(method: str, rows: int, grad_accum: int) -> list[dict[str, Any]]:
+    """What the method makes of so many rows in groups of ``grad_accum``, as far as a person should know it."""
+    if method != "kto" or (grad_accum > 1 and rows % grad_accum != 1):
+        return []
+    which = "each step has" if grad_accum == 1 else "the last step has"
+    text = f"{which} one row: KTO's KL term, which needs another row's completion, is 0 there"
+    return [{"code": "single_row_group", "message": text}]
+
+
 def make_record(
     world: World, request: TrainRequest, prepared: Prepared, decision: Decision, state: LineageState
 ) -> RunRecord:
@@ -63,7 +72,11 @@ def make_record(
         client=myself(),
         settings=_settings(prepared),
         target_options=_target_options(world, settings.target),
-        warnings=[*prepared.warnings, *decision.warnings],
+        warnings=[
+            *prepared.warnings,
+            *decision.warnings,
+            *method_warnings(settings.method, rows - decision.rows_start, settings.train.grad_accum),
+        ],
         expect_step=request.expect_step,
     )
     if request.run is not None:

@@ -12,7 +12,7 @@ from stepctl.calls.prepare import Prepared, prepare, read_state
 from stepctl.calls.reporting import checkpoint_or_none, replayed
 from stepctl.calls.request import TrainRequest
 from stepctl.calls.settle import commit_pending, running, settle
-from stepctl.calls.start import make_record, start_job, steps_of
+from stepctl.calls.start import make_record, method_warnings, start_job, steps_of
 from stepctl.calls.world import World
 from stepctl.lineage.identity import require_same
 from stepctl.lineage.records import LedgerLine
@@ -38,6 +38,8 @@ def train(world: World, request: TrainRequest) -> Report:
         StepctlError: any refusal; its exit code says which.
     """
     prepared = prepare(world, request)
+    for line in prepared.inherited:
+        world.listener.notice(line)
     for warning in prepared.warnings:
         world.listener.notice(f"warning: {warning['message']}")
     while (outcome := _claim(world, request, prepared)) is None:
@@ -210,5 +212,6 @@ def plan(world: World, request: TrainRequest, prepared: Prepared) -> Report:
     report.rows_done = decision.rows_start
     report.steps_run = steps_of(report.rows_total - decision.rows_start, report.grad_accum)
     report.global_step = report.from_step + report.steps_run
-    report.warnings = [*report.warnings, *decision.warnings]
+    more = method_warnings(settings.method, report.rows_total - decision.rows_start, report.grad_accum)
+    report.warnings = [*report.warnings, *decision.warnings, *more]
     return report

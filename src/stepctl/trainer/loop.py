@@ -50,7 +50,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         step = Step(
             step=group.step,
             loss=self._loss,
-            learning_rate=self._settings.learning_rate,
+            learning_rate=float(trainable.optimizer.param_groups[0]["lr"]),
             grad_norm=self._norm,
             tokens=group.tokens,
             supervised_tokens=group.supervised,

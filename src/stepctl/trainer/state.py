@@ -6,7 +6,7 @@ The same adapter and moments give the same bytes: names are sorted and no time i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,10 @@ def write(folder: Path, trainable: Trainable, settings: TrainSettings) -> None:
         scheduler=SchedulerState(name="constant", last_epoch=trainable.step),
         optimizer=OptimizerState(
             name="AdamW",
-            learning_rate=settings.learning_rate,
+            learning_rate=float(group["lr"]),
             betas=group["betas"],
             eps=group["eps"],
-            weight_decay=settings.weight_decay,
+            weight_decay=float(group["weight_decay"]),
             max_grad_norm=settings.max_grad_norm,
         ),
     )
@@ -234,9 +234,7 @@ def _read(path: Path, refuse: _Refusal) -> _Tensors:
 
 def _check_tensors(file: str, found: _Tensors, needed: Mapping[str, torch.Size], refuse: _Refusal) -> None:
     if found.keys() != needed.keys():
-        odd = min(found.keys() ^ needed.keys())
-        kind = "not in the model" if odd in found else "missing"
-        raise refuse(f"{file} has {len(found)} tensors, the model needs {len(needed)}; {odd} is {kind}")
+        raise refuse(f"{file} {_other_names(found.keys(), needed.keys())}")
     for name, tensor in found.items():
         if tensor.shape != needed[name]:
             raise refuse(f"{file}: {name} has shape {list(tensor.shape)}, the model needs {list(needed[name])}")
@@ -244,6 +242,22 @@ def _check_tensors(file: str, found: _Tensors, needed: Mapping[str, torch.Size],
             raise refuse(f"{file}: {name} is {tensor.dtype}, not float32")
         if not bool(torch.isfinite(tensor).all()):
             raise refuse(f"{file}: {name} holds a value that is not finite")
+
+
+def _other_names(found: Set[str], needed: Set[str]) -> str:
+    """How the tensors of a file differ from those of the adapter; an optimizer's several of one count once."""
+    saved, trained = ({name.removesuffix(s) for name in names for s in _suffix(name)} for names in (found, needed))
+    parts = [f"holds {len(saved)} tensors, and the adapter has {len(trained)} trainable ones"]
+    for what, names in (("missing in the file", needed - found), ("not in the adapter", found - needed)):
+        modules = sorted({name.partition(".lora_")[0].removeprefix("base_model.model.") for name in names})
+        if modules:
+            more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+            parts.append(f"{what}: {', '.join(modules[:3])}{more}")
+    return "; ".join(parts)
+
+
+def _suffix(name: str) -> tuple[str, ...]:
+    return tuple(f".{part}" for part in (*_MOMENTS, "step") if name.endswith(f".{part}")) or ("",)
 
 
 def _config_of(folder: Path, refuse: _Refusal) -> dict[str, Any]:
@@ -279,5 +293,7 @@ def _check_state(folder: Path, step: int, refuse: _Refusal) -> None:
         raise refuse(f"{TRAINER_STATE} cannot be read: {error}") from error
     if state.step != step or state.scheduler.last_epoch != step:
         raise refuse(f"{TRAINER_STATE} is of step {state.step}, the manifest of step {step}")
+    if state.optimizer.name != "AdamW":
+        raise refuse(f"{TRAINER_STATE} is of the optimizer {state.optimizer.name!r}, and AdamW trains here")
     if state.version != STATE_VERSION or state.rng != RNG_RULE or state.scheduler.name != "constant":
         raise refuse(f"{TRAINER_STATE} was written by another release of stepctl")
