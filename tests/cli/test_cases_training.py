@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def test_rows_that_do_not_fill_the_last_group(project: Project, count: int, size
     done = project.train(project.trace("a.jsonl", rows(count)), "--grad-accum", size)
     assert (done["rows_done"], done["steps_run"]) == (count, len(groups))
     ends = [0, *(event["rows_done"] for event in events(project, "progress"))]
-    assert [after - before for before, after in zip(ends, ends[1:], strict=False)] == groups
+    assert [after - before for before, after in itertools.pairwise(ends)] == groups
 
 
 def test_a_short_last_group_is_trained_as_if_it_were_alone(real: Project) -> None:

@@ -126,7 +126,7 @@ def test_a_checkpoint_of_a_smaller_model_is_refused_in_counts(job: Job, checkpoi
     tensors(lambda c: [c.pop(k) for k in list(c) if "layers.1." in k])(checkpoint / ADAPTER)
     with pytest.raises(
         DamagedCheckpoint,
-        match="holds 8 tensors, and the adapter has 16 trainable ones; missing in the file: model.layers.1",
+        match=r"holds 8 tensors, and the adapter has 16 trainable ones; missing in the file: model\.layers\.1",
     ):
         job.restored(checkpoint, 2)
 
