@@ -65,6 +65,7 @@ def make_record(
         target_options=_target_options(world, settings.target),
         warnings=[*prepared.warnings, *decision.warnings],
         expect_step=request.expect_step,
+        counts=prepared.judged.counts,
     )
     if request.run is not None:
         world.store.job_dir(run).clear()
