@@ -129,7 +129,7 @@ BUCKET = "bucket must be a directory, or hf://buckets/NAMESPACE/NAME with or wit
         ),
         ("trust_remote_code = 1", "trust_remote_code must be true or false; {toml} says 1"),
         ("trust_remote_code = 'true'", "trust_remote_code must be true or false; {toml} says 'true'"),
-        ("method = 'rl'", "method must be \"sft\"; {toml} says 'rl'"),
+        ("method = 'rl'", 'method must be "dpo", "kto" or "sft"; {toml} says \'rl\''),
         ("[train]\nprecision = 'fp16'", 'train.precision must be "auto", "bf16" or "fp32"; {toml} says \'fp16\''),
         ("model = 3", "model must be text; {toml} says 3"),
         ("revision = 3", "revision must be text; {toml} says 3"),

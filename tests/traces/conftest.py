@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from stepctl.traces.judge import judge
-from stepctl.traces.rows import Judgement, SftRow, Source
+from stepctl.traces.rows import Judgement, KtoRow, SftRow, Source, Tokens
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 CORPUS = ["What is two plus two? Two plus two is four. user assistant system Paris Answer: Paris"] * 4
@@ -71,21 +71,27 @@ def chatml(make_folder: MakeFolder) -> TextTokenizer:
 
 @pytest.fixture
 def check() -> Judge:
-    """``check(tokenizer, *rows)``: judge rows (objects, or lines as text) as one file."""
+    """``check(tokenizer, *rows, method=)``: judge rows (objects, or lines as text) as one file."""
 
-    def run(tokenizer: TextTokenizer, *rows: object, max_length: int = 1024, train_on: str = "assistant") -> Judgement:
+    def run(
+        tokenizer: TextTokenizer,
+        *rows: object,
+        method: str = "sft",
+        max_length: int = 1024,
+        train_on: str = "assistant",
+    ) -> Judgement:
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         source = Source(name="trace.jsonl", data="\n".join(lines).encode())
-        return judge([source], method="sft", tokenizer=tokenizer, max_length=max_length, train_on=train_on)
+        return judge([source], method=method, tokenizer=tokenizer, max_length=max_length, train_on=train_on)
 
     return run
 
 
 @pytest.fixture
-def supervised() -> Callable[[TextTokenizer, SftRow], list[str]]:
+def supervised() -> Callable[[TextTokenizer, SftRow | KtoRow | Tokens], list[str]]:
     """The text of each run of labelled tokens."""
 
-    def texts(tokenizer: TextTokenizer, row: SftRow) -> list[str]:
+    def texts(tokenizer: TextTokenizer, row: SftRow | KtoRow | Tokens) -> list[str]:
         pairs = list(zip(row.input_ids, row.labels, strict=True))
         assert all(label in (-100, token) for token, label in pairs)
         runs = groupby(pairs, key=lambda pair: pair[1] != -100)

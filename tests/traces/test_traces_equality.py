@@ -1,4 +1,4 @@
-"""Rendering and ids equal those of transformers, with chat templates that models are shipped with."""
+"""Rendering and ids equal those of transformers, masks those of TRL, with templates that models are shipped with."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stepctl.traces.rows import Judgement, SftRow
+from stepctl.traces.rows import DpoRow, Judgement, KtoRow, SftRow
 from stepctl.traces.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.torch
@@ -94,3 +95,90 @@ def assert_replies(supervised: Callable[..., list[str]], tokenizer: Any, row: Sf
         before, _, after = span.partition(reply)
         assert after.strip() in tokenizer.special
         assert re.fullmatch(r"(\s|</?think>|<\|channel\|>final<\|message\|>)*", before), before
+
+
+REASONED = ("assistant", "<think>\nIt is.\n</think>\n\nTwo.")
+PROMPTS = [
+    [("user", "Is it two?")],
+    [("system", "Be brief."), ("user", "Is it two?")],
+    [("user", "Is it?"), REASONED, ("user", "é😀 'x' <b>")],
+]
+ANSWERS = [
+    ([("assistant", "Two is\n two.")], [("assistant", " four ")]),
+    ([("assistant", "<b>"), ("user", "And?"), ("assistant", "Two.")], [("assistant", "four")]),
+    ([REASONED], [("assistant", "four")]),
+]
+LOSES_REASONING = {"deepseekv3"}
+
+
+def pairs(name: str) -> list[dict[str, Any]]:
+    return [
+        {"prompt": messages(prompt), "chosen": messages(chosen), "rejected": messages(rejected)}
+        for prompt in PROMPTS
+        for chosen, rejected in ANSWERS
+        if not (prompt[0][0] == "system" and name in REFUSES_SYSTEM)
+        and not (REASONED in chosen and name in LOSES_REASONING)
+    ]
+
+
+STRINGS = [
+    {"prompt": "Answer:", "chosen": " Paris", "rejected": " 44"},
+    {"prompt": "Answer: ", "chosen": "Paris", "rejected": "44"},
+    {"prompt": "é", "chosen": "😀", "rejected": "two\n"},
+]
+
+
+def of_trl(trainer: str, rows: list[dict[str, Any]], path: Path) -> list[dict[str, list[int]]]:
+    """``prompt_ids`` and the ids of the completions, as TRL's trainer prepares a data set."""
+    import trl
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    args = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode="keep_start")
+    prepare = getattr(trl, trainer)._prepare_dataset
+    this = SimpleNamespace(_tokenizer=tokenizer, calculate_KL=False)
+    return list(prepare(this, Dataset.from_list(rows), tokenizer, args, "eval"))
+
+
+def assert_split(ids: list[int], labels: list[int], prompt: list[int], completion: list[int]) -> None:
+    """Supervision begins where TRL's completion does; what is not supervised after it TRL has at its end."""
+    assert ids == (prompt + completion)[: len(ids)]
+    assert labels[: len(prompt)] == [-100] * len(prompt)
+    assert labels[len(prompt)] == completion[0]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_preferences_are_split_where_trl_splits_them(
+    make_folder: MakeFolder, check: Callable[..., Judgement], name: str
+) -> None:
+    path = folder(make_folder, name)
+    tokenizer = load_tokenizer(path)
+    for rows in (pairs(name), STRINGS):
+        result = check(tokenizer, *rows, method="dpo")
+        assert result.bad == []
+        for row, theirs in zip(result.rows, of_trl("DPOTrainer", rows, path), strict=True):
+            assert isinstance(row, DpoRow)
+            for side, tokens in (("chosen_ids", row.chosen), ("rejected_ids", row.rejected)):
+                assert_split(tokens.input_ids, tokens.labels, theirs["prompt_ids"], theirs[side])
+                assert len(tokens.input_ids) == len(theirs["prompt_ids"]) + len(theirs[side])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_feedback_is_split_where_trl_splits_it(
+    make_folder: MakeFolder, check: Callable[..., Judgement], name: str
+) -> None:
+    path = folder(make_folder, name)
+    tokenizer = load_tokenizer(path)
+    one_reply = [row for row in pairs(name) if len(row["chosen"]) == 1]
+    for rows in (one_reply, STRINGS):
+        labelled = [
+            {"prompt": row["prompt"], "completion": row["chosen"], "label": n % 2} for n, row in enumerate(rows)
+        ]
+        result = check(tokenizer, *labelled, method="kto")
+        assert result.bad == []
+        for row, theirs in zip(result.rows, of_trl("KTOTrainer", labelled, path), strict=True):
+            assert isinstance(row, KtoRow)
+            assert_split(row.input_ids, row.labels, theirs["prompt_ids"], theirs["completion_ids"])
+            left = tokenizer.decode(theirs["completion_ids"][len(row.input_ids) - len(theirs["prompt_ids"]) :])
+            assert left.strip() in ("", tokenizer.eos_token)

@@ -135,7 +135,7 @@ def test_more_rows_than_a_batch_keep_their_order(chatml: TextTokenizer, check: J
     assert all(str(row.line - 1) in chatml.decode(row.input_ids) for row in result.rows)
 
 
-@pytest.mark.parametrize("change", [{"method": "dpo"}, {"train_on": "everything"}])
+@pytest.mark.parametrize("change", [{"method": "ppo"}, {"train_on": "everything"}])
 def test_unknown_settings_are_usage_errors(chatml: TextTokenizer, change: dict[str, str]) -> None:
     given_settings: dict[str, Any] = {"method": "sft", "train_on": "assistant", **change}
     with pytest.raises(UsageError):

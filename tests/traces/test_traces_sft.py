@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces.sft import Completion, Conversation, Message, Text, shape
+from stepctl.traces.sft import shape
+from stepctl.traces.shapes import Completion, Conversation, Message, Text
 
 USER = {"role": "user", "content": "a"}
 REPLY = {"role": "assistant", "content": "b"}

@@ -78,6 +78,7 @@ def make_record(
             *method_warnings(settings.method, rows - decision.rows_start, settings.train.grad_accum),
         ],
         expect_step=request.expect_step,
+        counts=prepared.judged.counts,
     )
     if request.run is not None:
         world.store.job_dir(run).clear()

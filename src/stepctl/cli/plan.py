@@ -36,6 +36,7 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
     document: dict[str, Any] = msgspec.to_builtins(report)
     document |= {
         "tokens": prepared.judged.tokens,
+        "counts": prepared.judged.counts,
         "longest": longest,
         "memory_bytes": memory,
         "checkpoint_folder": f"{report.bucket}/{report.lineage}/checkpoints",
@@ -65,6 +66,8 @@ def _lines(report: Report, prepared: Prepared, longest: int, memory: int) -> Ite
     rest = f" (rows 1 to {report.rows_done} are trained already)" if report.rows_done else ""
     yield f"plan: lineage {report.lineage}, step {report.from_step} -> {report.global_step}; nothing is changed"
     yield f"rows: {report.rows_total}{rest}, {report.grad_accum} a step: {report.steps_run} steps"
+    if judged.counts:
+        yield f"labels: {', '.join(f'{count} {label}' for label, count in judged.counts.items())}"
     yield f"tokens: {judged.tokens}, of which {judged.supervised_tokens} supervised; the longest row has {longest}"
     yield f"model: {report.model}, method {report.method}"
     yield f"from: {report.resumed_from or 'a new adapter'}"

@@ -39,7 +39,7 @@ class Cancelled(StepctlError):
 def train(
     traces: Annotated[list[str], typer.Argument(help="Files of examples, - for stdin.", metavar="TRACE...")],
     target: Annotated[str | None, typer.Option(help="Where to train: local, or one of [targets].")] = None,
-    method: Annotated[str | None, typer.Option(help="Training method: sft.")] = None,
+    method: Annotated[str | None, typer.Option(help="Training method: sft, dpo or kto.")] = None,
     model: Model = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
     bucket: Bucket = None,

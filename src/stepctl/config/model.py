@@ -38,7 +38,7 @@ class TrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     grad_accum: Annotated[int, Meta(description="Examples in one optimizer step (G).", ge=1)] = 4
     seed: Annotated[int, Meta(description="Seed of the adapter's start and of dropout.", ge=0, le=2**63 - 1)] = 0
     train_on: Annotated[
-        TrainOn, Meta(description='What is supervised: "assistant" (answers only) or "all" (every token).')
+        TrainOn, Meta(description='What is supervised: "assistant" (answers only) or, for sft, "all" (every token).')
     ] = "assistant"
     beta: Annotated[float, Meta(description="DPO and KTO: how strongly the policy is held to the reference.", gt=0)] = (
         0.1
@@ -73,7 +73,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str, Meta(description="Base model: a Hugging Face id, or a folder (./, ../, / or ~ in front).")
     ] = "HuggingFaceTB/SmolLM2-135M"
     revision: Annotated[str | None, Meta(description="Branch, tag or commit of the base model on the Hub.")] = None
-    method: Annotated[Method, Meta(description="Training method.")] = "sft"
+    method: Annotated[Method, Meta(description="Training method: what rows are, and the loss.")] = "sft"
     bucket: Annotated[
         str, Meta(description="Where lineages live: a directory, or hf://buckets/NAMESPACE/NAME[/PREFIX].")
     ] = "./checkpoints"

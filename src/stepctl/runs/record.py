@@ -34,8 +34,8 @@ class RunRecord(Struct, kw_only=True):
     """One call.
 
     ``parent`` is what its first checkpoint extends. ``client`` is the process that made the record, ``job`` the one
-    that trains. ``settings`` are the effective ones (model, lora,
-    train), ``target_options`` those of the target. ``report`` is what ``--json`` printed when it ended.
+    that trains. ``settings`` are the effective ones (model, lora, train), ``target_options`` those of the target.
+    ``counts`` has the rows of each label (KTO). ``report`` is what ``--json`` printed when it ended.
     """
 
     version: int = RUN_VERSION
@@ -62,5 +62,6 @@ class RunRecord(Struct, kw_only=True):
     finished_at: str | None = None
     warnings: list[dict[str, Any]] = field(default_factory=list)
     expect_step: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     report: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepctl.traces.sft import Message
+from stepctl.traces.shapes import Conversation, Message, shared
 from stepctl.traces.template import RenderRefused
 from stepctl.traces.tokenizer import TextTokenizer
 
@@ -70,23 +70,24 @@ class ChatPlacer:
         self._prompt: str | None = None
         self._injects: bool | None = None
 
-    def place(self, messages: Sequence[Message], *, supervise: bool = True) -> Placed:
-        """Render a conversation and find its spans (none when not ``supervise``).
+    def place(self, conversation: Conversation, *, supervise: bool = True) -> Placed:
+        """Render a conversation and find the spans of its supervised turns (none when not ``supervise``).
 
         Raises:
             ConversationRefused: the template refuses it, leaves a message out, or its replies cannot be found exactly.
             UsageError: the template is no valid Jinja.
         """
+        messages = conversation.messages
         for number, message in enumerate(messages):
             if found := self._control.search(message.content):
                 reason = f"spells the control token {found.group()}: the chat template writes those itself"
-                raise ConversationRefused(f"messages[{number}].content", reason)
+                raise ConversationRefused(conversation.field(number), reason)
         try:
             text = self._render(messages)
-            self._check_kept(messages, text)
-            spans = self._spans(messages, text) if supervise else ()
+            self._check_kept(conversation, text)
+            spans = self._spans(conversation, text) if supervise else ()
         except RenderRefused as error:
-            raise ConversationRefused("messages", error.reason) from None
+            raise ConversationRefused(conversation.column, error.reason) from None
         has_system = any(message.role in ("system", "developer") for message in messages)
         return Placed(text, spans, not has_system and self._injects_system())
 
@@ -100,8 +101,9 @@ class ChatPlacer:
         except RenderRefused:
             return None
 
-    def _check_kept(self, messages: Sequence[Message], text: str) -> None:
+    def _check_kept(self, conversation: Conversation, text: str) -> None:
         """Refuse a message that the template leaves out in silence (Qwen does so with ``developer``)."""
+        messages = conversation.messages
         roles = tuple(message.role for message in messages)
         if roles not in self._dropped:
             marks = [f"{_MARK}{number:06d}x" for number in range(len(roles))]
@@ -111,16 +113,19 @@ class ChatPlacer:
             )
         whole = squashed(text)
         for number, message in enumerate(messages):
-            shown = message.role == "assistant" or squashed(message.content) in whole
-            if number in self._dropped[roles] or not (shown or squashed(_escaped(message.content)) in whole):
-                raise ConversationRefused(
-                    f"messages[{number}].content", f"the chat template leaves out the text of this {message.role} turn"
-                )
+            reply = message.role == "assistant"
+            looked_at_later = reply and number >= conversation.prompt
+            # A reply that is context alone may lose its reasoning: so it does when the model answers.
+            words = message.content.rpartition("</think>")[2] if reply else message.content
+            if number in self._dropped[roles] or not (looked_at_later or _shows(whole, words)):
+                reason = f"the chat template leaves out the text of this {message.role} turn"
+                raise ConversationRefused(conversation.field(number), reason)
 
-    def _spans(self, messages: Sequence[Message], text: str) -> tuple[Span, ...]:
-        numbers = [number for number, message in enumerate(messages) if message.role == "assistant"]
-        places = self._together(messages, numbers, text) or [self._alone(messages, n, text) for n in numbers]
-        return tuple(self._span(messages, n, text, *place) for n, place in zip(numbers, places, strict=True))
+    def _spans(self, conversation: Conversation, text: str) -> tuple[Span, ...]:
+        messages = conversation.messages
+        numbers = [n for n, message in enumerate(messages) if message.role == "assistant" and n >= conversation.prompt]
+        places = self._together(messages, numbers, text) or [self._alone(conversation, n, text) for n in numbers]
+        return tuple(self._span(conversation, n, text, *place) for n, place in zip(numbers, places, strict=True))
 
     def _together(self, messages: Sequence[Message], numbers: Sequence[int], text: str) -> list[tuple[int, int]] | None:
         """Where the contents are, from one rendering; None unless the template writes each as it is or trimmed."""
@@ -138,9 +143,9 @@ class ChatPlacer:
                 return places
         return None
 
-    def _alone(self, messages: Sequence[Message], number: int, text: str) -> tuple[int, int]:
+    def _alone(self, conversation: Conversation, number: int, text: str) -> tuple[int, int]:
         """Where one reply's content is: between what does not change when the reply does."""
-        field = f"messages[{number}].content"
+        messages, field = conversation.messages, conversation.field(number)
         mark = _MARK
         while mark in text:
             mark += "z"
@@ -148,13 +153,13 @@ class ChatPlacer:
         if probe.count(mark) != 1:
             raise ConversationRefused(field, f"the chat template writes this reply {probe.count(mark)} times")
         head, _, tail = probe.partition(mark)
-        start, end = _shared(head, text), len(text) - len(tail)
+        start, end = shared(head, text), len(text) - len(tail)
         if not text.endswith(tail) or start > end:
             raise ConversationRefused(field, "the chat template's text after this reply depends on the reply")
         return start, end
 
-    def _span(self, messages: Sequence[Message], number: int, text: str, content_start: int, content_end: int) -> Span:
-        field = f"messages[{number}].content"
+    def _span(self, conversation: Conversation, number: int, text: str, content_start: int, content_end: int) -> Span:
+        messages, field = conversation.messages, conversation.field(number)
         start = self._start(messages[:number], text, content_start)
         if start is None:
             raise ConversationRefused(field, "the chat template's generation prompt does not begin this turn")
@@ -190,7 +195,7 @@ class ChatPlacer:
             if text.startswith(prefix) and (over <= 0 or self._filler.fullmatch(text, content_start, len(prefix))):
                 return len(prefix)
             # The prompt and this turn differ in thinking marks alone.
-            at = _shared(prefix, text[:content_start])
+            at = shared(prefix, text[:content_start])
             at -= len(re.search(r"(<[^<>]*)?$", text[:at]).group())  # type: ignore[union-attr]
             if self._filler.fullmatch(text, at, content_start) and self._filler.fullmatch(prefix, at):
                 return at
@@ -209,7 +214,7 @@ class ChatPlacer:
                 self._prompt = ""
                 return self._prompt
             atoms = self._atoms(with_prompt.rpartition(_MARK)[2])
-            same = _shared(atoms, self._atoms(without.rpartition(_MARK)[2]))
+            same = shared(atoms, self._atoms(without.rpartition(_MARK)[2]))
             self._prompt = "".join(atoms[same:])
         return self._prompt
 
@@ -233,7 +238,7 @@ class ChatPlacer:
             if len(pieces) == 4:
                 tokens = _alternatives(self._tokenizer.added | {self._tokenizer.eos_token})
                 first, again = (tokens.sub("\0", piece) for piece in (pieces[0], pieces[2]))
-                header = _shared(first[::-1], again[::-1])
+                header = shared(first[::-1], again[::-1])
                 words = re.findall(r"\w+", first[: len(first) - header])
                 self._injects = any(word not in ("system", "user") for word in words)
         return self._injects
@@ -244,10 +249,9 @@ def _alternatives(tokens: set[str] | frozenset[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
 
 
-def _shared(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many items two sequences have in common at their beginning."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+def _shows(whole: str, content: str) -> bool:
+    """Whether a squashed rendering has a message's text, as it is or as ``tojson`` writes it."""
+    return squashed(content) in whole or squashed(_escaped(content)) in whole
 
 
 def _escaped(content: str) -> str:

@@ -1,4 +1,4 @@
-"""From an example to ids and labels: what is text, what is supervised, what is cut."""
+"""From one text of an example to ids and labels: what is text, what is supervised, what is cut."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepctl.traces.chat import ChatPlacer, Span, squashed
-from stepctl.traces.rows import SftRow
-from stepctl.traces.sft import Completion, Conversation, Example
+from stepctl.traces.rows import Tokens
+from stepctl.traces.shapes import Completion, Conversation, Single
 from stepctl.traces.tokenizer import Encoded, TextTokenizer
 
 IGNORED = -100
@@ -15,7 +15,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Prepared:
-    """An example as one text. ``chat``: the template wrote BOS and end-of-turn tokens, so none is added.
+    """A text. ``chat``: the template wrote BOS and end-of-turn tokens, so none is added.
 
     ``seam`` is where the completion begins. ``injected``: the template put a system text in.
     """
@@ -35,7 +35,7 @@ class RowRefused(Exception):
         self.field, self.reason = field, reason
 
 
-def prepare(example: Example, placer: ChatPlacer, *, everything: bool) -> Prepared:
+def prepare(example: Single, placer: ChatPlacer, *, everything: bool) -> Prepared:
     """The text of an example and its supervised characters; ``everything`` supervises all.
 
     Raises:
@@ -43,14 +43,15 @@ def prepare(example: Example, placer: ChatPlacer, *, everything: bool) -> Prepar
         UsageError: the chat template is no valid Jinja.
     """
     if isinstance(example, Conversation):
-        placed = placer.place(example.messages, supervise=not everything)
-        spans = (_whole(placed.text, "messages"),) if everything else placed.spans
-        return Prepared(placed.text, spans, chat=True, injected=placed.injected)
+        placed = placer.place(example, supervise=not everything)
+        spans = (_whole(placed.text, example.column),) if everything else placed.spans
+        seam = spans[0].start if example.prompt else None
+        return Prepared(placed.text, spans, chat=True, seam=seam, injected=placed.injected)
     if isinstance(example, Completion):
         text, seam = example.prompt + example.completion, len(example.prompt)
         if everything:
-            return Prepared(text, (_whole(text, "completion"),), chat=False)
-        return Prepared(text, (Span(seam, len(text), example.completion, "completion"),), chat=False, seam=seam)
+            return Prepared(text, (_whole(text, example.column),), chat=False)
+        return Prepared(text, (Span(seam, len(text), example.completion, example.column),), chat=False, seam=seam)
     return Prepared(example.text, (_whole(example.text, "text"),), chat=False)
 
 
@@ -60,11 +61,21 @@ def _whole(text: str, field: str) -> Span:
 
 @dataclass(frozen=True)
 class Masked:
-    """``crosses_seam``: a token holds the end of the prompt and the beginning of the completion."""
+    """A text as tokens, whole.
+
+    ``crosses_seam``: a token holds the end of the prompt and the beginning of the completion. ``bare``: the first token
+    holds supervised text, and nothing stands before it to predict it.
+    """
 
     ids: list[int]
     labels: list[int]
     crosses_seam: bool
+    bare: bool
+
+    @property
+    def first(self) -> int:
+        """Number of the first supervised token."""
+        return next(i for i, label in enumerate(self.labels) if label != IGNORED)
 
 
 def mask(prepared: Prepared, encoded: Encoded, tokenizer: TextTokenizer) -> Masked:
@@ -85,10 +96,11 @@ def mask(prepared: Prepared, encoded: Encoded, tokenizer: TextTokenizer) -> Mask
     crosses = seam is not None and any(start < seam < end for start, end in offsets)
     if not prepared.chat:
         _end_with_eos(prepared.text, ids, labels, encoded.added, tokenizer)
+    bare = labels[:1] != [IGNORED]
     labels[:1] = [IGNORED] * len(labels[:1])
     if all(label == IGNORED for label in labels):
         raise RowRefused(None, "nothing in it is supervised")
-    return Masked(ids, labels, crosses)
+    return Masked(ids, labels, crosses, bare)
 
 
 def _end_with_eos(text: str, ids: list[int], labels: list[int], added: Sequence[int], tokenizer: TextTokenizer) -> None:
@@ -104,8 +116,8 @@ def _end_with_eos(text: str, ids: list[int], labels: list[int], added: Sequence[
         labels.append(tokenizer.eos_id)
 
 
-def cut(file: str, line: int, masked: Masked, max_length: int) -> SftRow:
-    """Keep the first ``max_length`` tokens.
+def cut(masked: Masked, max_length: int) -> tuple[Tokens, int]:
+    """Keep the first ``max_length`` tokens; also tells how many supervised ones are lost.
 
     Raises:
         RowRefused: no supervised token is left.
@@ -113,10 +125,13 @@ def cut(file: str, line: int, masked: Masked, max_length: int) -> SftRow:
     labels = masked.labels[:max_length]
     lost = sum(label != IGNORED for label in masked.labels[max_length:])
     if lost and all(label == IGNORED for label in labels):
-        prompt = next(i for i, label in enumerate(masked.labels) if label != IGNORED)
-        raise RowRefused(
-            None,
-            f"its {prompt} prompt tokens leave no room: raise max_length ({max_length}); "
-            f"the whole row has {len(masked.ids)} tokens",
-        )
-    return SftRow(file=file, line=line, input_ids=masked.ids[:max_length], labels=labels, cut=lost)
+        raise no_room(masked.first, len(masked.ids), max_length)
+    return Tokens(input_ids=masked.ids[:max_length], labels=labels), lost
+
+
+def no_room(prompt: int, tokens: int, max_length: int) -> RowRefused:
+    """The refusal of a row whose completion is cut whole; ``prompt`` and ``tokens`` (all) are counts."""
+    reason = (
+        f"its {prompt} prompt tokens leave no room: raise max_length ({max_length}); the whole row has {tokens} tokens"
+    )
+    return RowRefused(None, reason)

@@ -57,7 +57,10 @@ class SftRow(Struct, frozen=True, kw_only=True):
 
 
 class DpoRow(Struct, frozen=True, kw_only=True):
-    """One preference: two completions of one prompt, each with it and cut to ``max_length``."""
+    """One preference: two completions of one prompt, each with it and cut to ``max_length``.
+
+    Both sides have the same tokens before their first supervised one. ``cut`` counts supervised tokens lost on both.
+    """
 
     file: str
     line: int
@@ -82,7 +85,10 @@ class DpoRow(Struct, frozen=True, kw_only=True):
 
 
 class KtoRow(Struct, frozen=True, kw_only=True):
-    """One completion with its prompt, cut to ``max_length``, and whether it is desirable."""
+    """One completion with its prompt, cut to ``max_length``, and whether it is desirable.
+
+    All tokens from the first supervised one on are supervised: they are the completion, those before it the prompt.
+    """
 
     file: str
     line: int
@@ -129,7 +135,10 @@ class RowWarning(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """Every row, judged. ``sha256`` is over the concatenated bytes of the sources; ``tokens`` counts after the cut."""
+    """Every row, judged. ``sha256`` is over the concatenated bytes of the sources; ``tokens`` counts after the cut.
+
+    ``counts`` has the rows of each label (``desirable``, ``undesirable``) for KTO, and nothing for other methods.
+    """
 
     rows: list[Row]
     bad: list[BadRow]
@@ -137,3 +146,4 @@ class Judgement(Struct, frozen=True, kw_only=True):
     sha256: str
     tokens: int
     supervised_tokens: int
+    counts: dict[str, int] = {}
