@@ -124,7 +124,6 @@ def _absent(what: str, visible: Sequence[Gpu]) -> UsageError:
         safe="nothing was trained",
         next='set train.device to "auto" or "cpu" and list no other GPUs, or train on a machine that has them',
         code="no_device",
-        details={"gpus": [gpu.index for gpu in visible]},
     )
 
 
