@@ -102,3 +102,31 @@ def test_a_spread_placement_is_loaded_and_checked_by_the_engine(job: Job, monkey
     assert caught.value.code == "does_not_fit"
     assert told["device_map"] == "auto"
     assert sorted(told["max_memory"]) == [0, 1, 2]
+
+
+def test_an_optimizer_goes_on_with_parameters_on_several_gpus() -> None:
+    """Tensors without data stand for those on GPUs: torch judges their devices as it does real ones."""
+    import torch
+    from accelerate.optimizer import move_to_device
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from stepctl.trainer.model import make_optimizer
+
+    with FakeTensorMode(), torch.no_grad():
+        where = ["cuda:0", "cuda:1"]
+        parameters = {d: torch.nn.Parameter(torch.zeros(2, 3, device=d), requires_grad=False) for d in where}
+        optimizer = make_optimizer(parameters, 1e-3, 0.0)
+        optimizer.param_groups[0]["foreach"] = True
+        for name, parameter in parameters.items():
+            parameter.grad = torch.zeros(2, 3, device=name)
+            moments = {m: torch.zeros(2, 3, device=name) for m in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
+        # What accelerate does to an optimizer that it prepares.
+        optimizer.load_state_dict(move_to_device(optimizer.state_dict(), torch.device("cuda:0")))
+        for name, parameter in parameters.items():
+            found = {key: str(value.device) for key, value in optimizer.state[parameter].items()}
+            assert found == {"step": "cpu", "exp_avg": name, "exp_avg_sq": name}
+            # A moved tensor without data has lost its value.
+            optimizer.state[parameter]["step"] = torch.tensor(1.0)
+        assert str(torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0).device) == "cuda:0"
+        optimizer.step()

@@ -228,6 +228,16 @@ def make_optimizer(
     parameters: Mapping[str, torch.nn.Parameter], learning_rate: float, weight_decay: float
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019) over the adapter."""
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         list(parameters.values()), lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
     )
+    optimizer.register_load_state_dict_post_hook(_steps_to_cpu)
+    return optimizer
+
+
+def _steps_to_cpu(optimizer: torch.optim.Optimizer) -> None:
+    """accelerate loads the state anew from one device: torch puts the moments back beside their parameters, and fails
+    on a step count that stayed on another GPU than those."""
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = state["step"].cpu()
