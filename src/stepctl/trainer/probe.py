@@ -38,8 +38,8 @@ PACKAGES = {
 _SIDE = {"cpu": 256, "cuda": 4096}
 
 
-class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be placed. Without a model the first GPU that may be used is taken."""
+class Ask(Struct, frozen=True, kw_only=True):
+    """What is to be placed. Without a model the first GPU that may be used is taken. Unknown keys are passed over."""
 
     model: ModelSpec | None = None
     lora: LoraSettings = LoraSettings()
