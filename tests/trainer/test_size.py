@@ -21,7 +21,7 @@ def measured(job: Job, max_length: int = 1024) -> Size:
 
 def test_the_measure_is_that_of_the_loaded_model(job: Job) -> None:
     engine = job.load()
-    _, trainable = engine._ready()
+    trainable = engine._ready()[1]
     adapter = sum(p.numel() for p in trainable.parameters.values())
     size = measured(job)
     assert size.adapter == adapter

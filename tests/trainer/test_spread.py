@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.tiny import Job, make_rows
+from tests.trainer.tiny import Job, make_rows, run
 
 from stepctl.base.files import sha256_file
 
@@ -22,52 +22,30 @@ DEVICE_MAP = {
 }
 
 
-def trainable(job: Job, *, hooks: bool) -> Any:
+def test_hooks_change_no_step_and_stay_for_the_next(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls and a held-out loss through the engine, with and without the hooks of a spread model."""
     from accelerate import dispatch_model
 
-    from stepctl.trainer import device, model
+    from stepctl.trainer import model
 
-    spec = job.spec
-    placement = device.choose("cpu", "fp32")
-    base = model.load_base(spec.model, placement, None)
-    if hooks:
-        dispatch_model(base, DEVICE_MAP, force_hooks=True)
-    adapted = model.add_adapter(base, spec.lora, spec.train.seed, spec.model.source, None)
-    parameters = model.adapter_parameters(adapted)
-    optimizer = model.make_optimizer(parameters, spec.train.learning_rate, 0.0)
-    return model.Trainable(adapted, parameters, optimizer, placement)
-
-
-def test_hooks_change_no_step_and_stay_for_the_next(job: Job, tmp_path: Path) -> None:
-    from stepctl.trainer import loop, state
-    from stepctl.trainer.environment import quiet
-
-    quiet()
-    job = job.but(grad_accum=2, lora={"dropout": 0.1})
-    losses: dict[bool, list[float]] = {}
-    for hooks in (False, True):
-        made, losses[hooks] = trainable(job, hooks=hooks), []
-
-        def on_step(step: Any, said: list[float] = losses[hooks]) -> bool:
-            said.append(step.loss)
-            return True
-
-        base = made.model.get_base_model()
-        before = base.forward
-        for part in (make_rows(6)[:4], make_rows(6)[4:]):
-            loop.train(made, part, job.spec.train, on_step)
-            assert (base.forward == before) is True
-        losses[hooks].append(loop.evaluate(made, make_rows(2, seed=3)))
-        folder = tmp_path / str(hooks)
-        folder.mkdir()
-        state.write(folder, made, job.spec.train)
-        assert hasattr(base, "_hf_hook") == hooks
-        assert hasattr(base.model.layers[0].self_attn.q_proj.base_layer, "_hf_hook") == hooks
-        assert made.model.hf_device_map == DEVICE_MAP if hooks else True
-    assert losses[True] == losses[False]
-    assert len(losses[True]) == 4
-    for file in (tmp_path / "True").iterdir():
-        assert sha256_file(file) == sha256_file(tmp_path / "False" / file.name)
+    job, rows, real = job.but(grad_accum=2, lora={"dropout": 0.1}), make_rows(6), model.load_base
+    losses: dict[str, list[float]] = {}
+    for name in ("whole", "hooked"):
+        if name == "hooked":
+            monkeypatch.setattr(model, "load_base", lambda *a: dispatch_model(real(*a), DEVICE_MAP, force_hooks=True))
+        engine = job.load()
+        base = engine._ready()[1].model.get_base_model()
+        forward = base.forward
+        assert hasattr(base.model.layers[1].self_attn.q_proj.base_layer, "_hf_hook") == (name == "hooked")
+        losses[name] = [step.loss for step in (*run(engine, rows[:4]), *run(engine, rows[4:], 2))]
+        losses[name].append(engine.evaluate(make_rows(2, seed=3)))
+        assert base.forward == forward
+        assert hasattr(base, "_hf_hook") == (name == "hooked")
+        engine.save(tmp_path / name)
+    assert losses["whole"] == losses["hooked"]
+    assert len(losses["hooked"]) == 4
+    for file in (tmp_path / "whole").iterdir():
+        assert sha256_file(file) == sha256_file(tmp_path / "hooked" / file.name)
 
 
 def test_a_spread_placement_is_loaded_and_checked_by_the_engine(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
