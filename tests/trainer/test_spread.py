@@ -56,7 +56,6 @@ def test_a_spread_placement_is_loaded_and_checked_by_the_engine(job: Job, monkey
     from stepctl.base.errors import UsageError
     from stepctl.models.memory import Gpu
     from stepctl.trainer import device
-    from stepctl.trainer.torch_engine import TorchEngine
 
     told: dict[str, Any] = {}
     real = AutoModelForCausalLM.from_pretrained
@@ -73,10 +72,8 @@ def test_a_spread_placement_is_loaded_and_checked_by_the_engine(job: Job, monkey
     monkeypatch.setattr(device, "settle", lambda placement: None)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
-    engine = TorchEngine()
-    engine.imports()
     with pytest.raises(UsageError, match="the first lm_head, would be on cpu") as caught:
-        engine.load(job.but(device="auto").spec, None)
+        job.but(device="auto").load()
     assert caught.value.code == "does_not_fit"
     assert told["device_map"] == "auto"
     assert sorted(told["max_memory"]) == [0, 1, 2]
