@@ -61,3 +61,37 @@ def _ask(real: Project) -> None:
     assert doctor.returncode == 0, doctor.stdout
     checks = {c["name"]: c["level"] for c in json.loads(doctor.stdout)["checks"]}
     assert {"python", "torch", "device", "precision", "memory", "disk", "bucket", "token", "hub", "ssh"} <= set(checks)
+
+
+@pytest.mark.parametrize(
+    ("env", "code"),
+    [
+        ({"STEPCTL_TRAIN__DEVICE": "cuda:0"}, "no_device"),
+        ({"STEPCTL_TRAIN__GPU_IDS": "0"}, "no_device"),
+        ({"LORA_TARGET_MODULES": "q_proj,wqkv"}, "target_modules"),
+    ],
+)
+def test_what_only_the_trainer_can_refuse_is_wrong_usage_too(real: Project, env: dict[str, str], code: str) -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    answer = real.train(real.trace("a.jsonl", rows(2)), env={**env, **hidden}, code=2)
+    assert (answer["state"], answer["error"]["code"], answer["exit_code"]) == ("failed", code, 2)
+    assert answer["error"]["next"]
+    assert answer["device"] is None
+    attached = real.run("train", "attach", answer["run"])
+    assert attached.returncode == 2
+
+
+def test_another_number_of_threads_is_not_exact_and_is_said(real: Project) -> None:
+    first = real.train(real.trace("a.jsonl", rows(4)), env={"OMP_NUM_THREADS": "2"})
+    assert first["exact"] is True
+    done = real.run("train", real.trace("b.jsonl", rows(4, 10)), "--json", env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    second = json.loads(done.stdout)
+    assert (second["exact"], second["global_step"]) == (False, 2)
+    (warning,) = [w for w in second["warnings"] if w["code"] == "inexact"]
+    assert "threads: 2 -> 1" in warning["message"]
+    assert "threads: 2 -> 1" in done.stderr
+    stored = json.loads(
+        (real.path / "checkpoints/main/checkpoints" / second["checkpoint"] / "manifest.json").read_bytes()
+    )
+    assert (stored["exact"], stored["versions"]["threads"], stored["versions"]["precision"]) == (False, "1", "fp32")

@@ -2,7 +2,8 @@
 
 Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
 what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
-``oom_at``, ``raise_at`` (a step; the error quotes an example), ``clock_step`` (seconds that each step seems to take).
+``oom_at``, ``raise_at`` (a step; the error quotes an example), ``clock_step`` (seconds that each step seems to take),
+``versions`` (what it says of itself in manifests).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepctl.base.errors import UsageError
 from stepctl.base.files import sha256_bytes
 from stepctl.jobs.directory import JobDir
 from stepctl.jobs.events import AnyEvent, EventWriter, Progress, Status
@@ -39,7 +41,10 @@ class StandIn:
     def load(self, spec: JobSpec, hf_token: str | None) -> Loaded:
         self.group = spec.train.grad_accum
         self.rate = spec.train.learning_rate
-        return Loaded(device="cpu", precision="fp32", reason="a stand-in", versions={"standin": "1"})
+        if spec.train.gpu_ids:
+            raise UsageError("GPU 0 is not there: a stand-in has none", next="list no GPUs", code="no_device")
+        versions = {"standin": "1", **self.faults.get("versions", {})}
+        return Loaded(device="cpu", precision="fp32", reason="a stand-in", versions=versions)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         state = json.loads((folder / "optimizer.safetensors").read_bytes())

@@ -29,6 +29,8 @@ EXITS = {
 def exit_code(report: Report) -> int:
     """The exit code that a report's state means."""
     code = EXITS.get(report.state, Exit.FAILED)
+    if report.state == "failed" and report.error:
+        code = Exit(report.error.get("exit_code", Exit.FAILED))
     return int(Exit.CONFLICT if report.forked and code in (Exit.DONE, Exit.STOPPED) else code)
 
 

@@ -158,6 +158,8 @@ def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Rep
         report.forked = True
     else:
         report.losses = []
+    made = [i.manifest for i in state.checkpoints if i.manifest.checkpoint == report.checkpoint]
+    report.exact = all(manifest.exact for manifest in made)
     if report.checkpoint and report.rows_done >= report.rows_total:
         report.state = "done"
         return report

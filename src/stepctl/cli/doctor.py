@@ -57,9 +57,11 @@ def _trainer(world: World) -> Iterator[Check]:
     from stepctl.targets.local import run_helper
 
     settings = world.loaded.settings
+    train = settings.train
+    ask = msgspec.json.encode({"device": train.device, "precision": train.precision, "gpu_ids": train.gpu_ids})
     yield Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
     try:
-        probe = msgspec.json.decode(run_helper("probe", b"", settings.targets[settings.target].python))
+        probe = msgspec.json.decode(run_helper("probe", ask, settings.targets[settings.target].python))
     except StepctlError as error:
         yield Check("torch", "bad", error.message, error.next)
         return
@@ -73,8 +75,18 @@ def _trainer(world: World) -> Iterator[Check]:
 
 
 def _device(probe: dict[str, Any]) -> Iterator[Check]:
-    gpus = ", ".join(f"{g['name']} ({g['memory_bytes'] / GIB:.0f} GiB)" for g in probe["gpus"]) or "no GPU"
-    yield Check("device", "ok", f"{probe['device']}; {gpus}; {probe['threads']} threads, {probe['cpu_capability']}")
+    """What the settings lead to, and every GPU that could be used; indices are of the visible ones."""
+    refused = probe["refused"]
+    gpus = [
+        f"cuda:{g['index']} {g['name']} ({g['memory_bytes'] / GIB:.0f} GiB, capability {g['capability']})"
+        for g in probe["gpus"]
+    ]
+    together = f"; {sum(g['memory_bytes'] for g in probe['gpus']) / GIB:.0f} GiB together" if len(gpus) > 1 else ""
+    there = f"{', '.join(gpus) or 'no GPU'}{together}; {probe['threads']} threads, {probe['cpu_capability']}"
+    if refused:
+        yield Check("device", "bad", f"{refused['message']}; here: {there}", refused["next"])
+        return
+    yield Check("device", "ok", f"{probe['device']}; {there}")
     speed = f"bf16 products run at {probe['bf16_speed']:.1f} times the speed of fp32 here"
     yield Check("precision", "ok", f"{probe['precision']} ({probe['reason']}); {speed}")
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepctl.base.errors import UsageError
+from stepctl.base.errors import Exit, StepctlError, UsageError
 from stepctl.cli.display import size
 from stepctl.cli.output import Output
-from stepctl.models.memory import estimate
+from stepctl.models.memory import activations, estimate, parameters
 from stepctl.runs.report import Report
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
     report = plan(world, request, prepared)
     if report.replayed:
         return finish(output, report)
-    _place(report, prepared)
+    gpus, reason = _place(report, prepared, world.loaded.hf_token)
     rows = prepared.judged.rows
     longest = max(len(text.input_ids) for row in rows for text in row.texts)
-    memory = estimate(prepared.model.config, longest, 2 if report.precision == "bf16" else 4)
+    memory = _memory(report, prepared, gpus, longest)
     document: dict[str, Any] = msgspec.to_builtins(report)
     document |= {
         "tokens": prepared.judged.tokens,
@@ -41,27 +41,65 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
         "memory_bytes": memory,
         "checkpoint_folder": f"{report.bucket}/{report.lineage}/checkpoints",
     }
-    output.result(document, _lines(report, prepared, longest, memory))
+    output.result(document, _lines(report, prepared, longest, memory, reason))
     return 0
 
 
-def _place(report: Report, prepared: Prepared) -> None:
-    """Device and precision, as the settings and the machine have it."""
+def _place(report: Report, prepared: Prepared, hf_token: str | None) -> tuple[dict[str, Any], str]:
+    """Device and precision as the machine would choose them, and why; the choice is the trainer's own.
+
+    Returns:
+        The probe's GPUs that are to be used, by index, and the reason.
+
+    Raises:
+        StepctlError: what the settings ask for is not there, or does not hold the model.
+    """
     from stepctl.targets.local import run_helper
 
     settings = prepared.settings
-    probe = msgspec.json.decode(run_helper("probe", b"", settings.targets[settings.target].python))
     asked = settings.train
-    if asked.device.startswith("cuda") and not probe["cuda_available"]:
-        raise UsageError(
-            f"the device {asked.device} is not on this machine",
-            next="stepctl doctor shows the devices; the setting is train.device",
+    model = {
+        "source": settings.model,
+        "revision": prepared.model.commit,
+        "trust_remote_code": settings.trust_remote_code,
+    }
+    ask = {
+        "model": model,
+        "lora": settings.lora,
+        "device": asked.device,
+        "precision": asked.precision,
+        "gpu_ids": asked.gpu_ids,
+        "max_length": asked.max_length,
+        "hf_token": None if prepared.model.commit is None else hf_token,
+    }
+    python = settings.targets[settings.target].python
+    probe = msgspec.json.decode(run_helper("probe", msgspec.json.encode(ask), python))
+    refused = probe.get("refused") or probe.get("error")
+    if refused:
+        error = UsageError if refused.get("exit_code") == Exit.USAGE else StepctlError
+        raise error(refused["message"], safe="nothing was changed", next=refused["next"], code=refused.get("code"))
+    report.device, report.precision = probe["device"], probe["precision"]
+    used = report.device.split(",") if report.device else []
+    return {f"cuda:{g['index']}": g for g in probe["gpus"] if f"cuda:{g['index']}" in used}, probe["reason"]
+
+
+def _memory(report: Report, prepared: Prepared, gpus: dict[str, Any], longest: int) -> int:
+    """Bytes that the call is likely to take; a warning where the GPUs have less."""
+    width = 2 if report.precision == "bf16" else 4
+    if not gpus:
+        return estimate(prepared.model.config, longest, width)
+    memory = parameters(prepared.model.config) * width
+    memory += activations(prepared.model.config, longest, width, scores=False)
+    there = sum(gpu["memory_bytes"] for gpu in gpus.values())
+    if memory > there:
+        message = (
+            f"about {size(memory)} of memory are needed for the longest row, and {report.device} has {size(there)}"
         )
-    report.device = probe["device"] if asked.device == "auto" else asked.device
-    report.precision = probe["precision"] if asked.precision == "auto" else asked.precision
+        report.warnings.append({"code": "memory", "message": f"{message}: lower --max-length if it runs out"})
+    return memory
 
 
-def _lines(report: Report, prepared: Prepared, longest: int, memory: int) -> Iterator[str]:
+def _lines(report: Report, prepared: Prepared, longest: int, memory: int, reason: str) -> Iterator[str]:
     judged = prepared.judged
     rest = f" (rows 1 to {report.rows_done} are trained already)" if report.rows_done else ""
     yield f"plan: lineage {report.lineage}, step {report.from_step} -> {report.global_step}; nothing is changed"
@@ -71,5 +109,5 @@ def _lines(report: Report, prepared: Prepared, longest: int, memory: int) -> Ite
     yield f"tokens: {judged.tokens}, of which {judged.supervised_tokens} supervised; the longest row has {longest}"
     yield f"model: {report.model}, method {report.method}"
     yield f"from: {report.resumed_from or 'a new adapter'}"
-    yield f"on: {report.device} in {report.precision}, about {size(memory)} of memory"
+    yield f"on: {report.device} in {report.precision}, about {size(memory)} of memory ({reason})"
     yield f"checkpoint to: {report.bucket}/{report.lineage}/checkpoints"

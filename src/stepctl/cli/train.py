@@ -58,6 +58,7 @@ def train(
     grad_accum: Annotated[int | None, typer.Option(help="Examples in one optimizer step (G).")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the adapter's start and of dropout.")] = None,
+    gpu_ids: Annotated[str | None, typer.Option(help="GPUs that may be used.", metavar="N,N,...")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run goes on.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Exit 4 when another run is not finished.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Use no process kept from earlier calls.")] = False,
@@ -87,6 +88,7 @@ def train(
             "train.grad_accum": grad_accum,
             "train.learning_rate": learning_rate,
             "train.seed": seed,
+            "train.gpu_ids": gpu_ids,
         },
         display,
     )

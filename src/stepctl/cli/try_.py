@@ -53,6 +53,7 @@ def try_(
                 "max_new_tokens": max_new_tokens,
                 "temperature": temperature,
                 "device": settings.train.device,
+                "gpu_ids": settings.train.gpu_ids,
                 "precision": settings.train.precision,
             },
         )

@@ -12,7 +12,7 @@ from msgspec import NODEFAULT, inspect
 
 from stepctl.config.model import Settings, Target
 
-Kind = Literal["text", "integer", "number", "boolean", "list", "choice"]
+Kind = Literal["text", "integer", "number", "boolean", "list", "integers", "choice"]
 
 PREFIX = "STEPCTL_"
 
@@ -41,6 +41,7 @@ OPTIONS = {
     "train.grad_accum": "--grad-accum",
     "train.learning_rate": "--learning-rate",
     "train.seed": "--seed",
+    "train.gpu_ids": "--gpu-ids",
 }
 """Settings that ``stepctl train`` takes as an option."""
 
@@ -50,6 +51,7 @@ _TYPE_TEXT = {
     "number": "a number",
     "boolean": "true or false",
     "list": "a list of names",
+    "integers": "a list of whole numbers",
 }
 
 
@@ -167,18 +169,21 @@ def _setting(field: msgspec.structs.FieldInfo, prefix: str) -> Setting:
 
 
 def _kind(node: inspect.Type) -> Kind:
+    if isinstance(node, inspect.VarTupleType):
+        return "integers" if isinstance(node.item_type, inspect.IntType) else "list"
     kinds: dict[type, Kind] = {
         inspect.StrType: "text",
         inspect.IntType: "integer",
         inspect.FloatType: "number",
         inspect.BoolType: "boolean",
-        inspect.VarTupleType: "list",
         inspect.LiteralType: "choice",
     }
     return kinds[type(node)]
 
 
 def _limits(node: inspect.Type) -> str:
+    if isinstance(node, inspect.VarTupleType):
+        node = node.item_type
     if not isinstance(node, inspect.IntType | inspect.FloatType):
         return ""
     words = (("at least", node.ge), ("greater than", node.gt), ("at most", node.le), ("less than", node.lt))

@@ -12,12 +12,12 @@ import msgspec
 
 from stepctl.base.errors import UsageError
 from stepctl.base.names import check_name
-from stepctl.config import paths
+from stepctl.config import devices, paths
 from stepctl.config.fields import flat, one_of, settings, target_kinds
 from stepctl.config.model import LocalTarget, Settings, Target
 from stepctl.config.sources import find_toml, from_options, from_plain, from_prefixed, from_toml, hf_token, read_toml
 from stepctl.config.sources import unknown_key as _unknown_key
-from stepctl.config.suggest import nearest
+from stepctl.config.suggest import did_you_mean, nearest
 from stepctl.config.values import Given, convert, printable, shown
 
 LOCAL = "local"
@@ -80,6 +80,8 @@ def load_settings(options: Mapping[str, object], env: Mapping[str, str], cwd: Pa
     resolved = msgspec.structs.replace(resolved, targets=_targets(g for path, g in winners.items() if len(path) == 3))
     by_name = {given.name: given for given in winners.values()}
     _check_target(resolved, by_name.get("target"))
+    _check_device(resolved.train.device, by_name.get("train.device"))
+    _check_gpus(resolved, by_name.get("train.gpu_ids"))
     token, token_source = hf_token(env)
     sources = {name: by_name[name].source if name in by_name else _DEFAULT for name in flat(resolved)}
     return Loaded(
@@ -176,3 +178,18 @@ def _check_target(resolved: Settings, given: Given | None) -> None:
         next=f"name one of them, or add [targets.{resolved.target}] to stepctl.toml",
         code="unknown_target",
     )
+
+
+def _check_device(word: str, given: Given | None) -> None:
+    if given is None or devices.is_device(word):
+        return
+    suggestion = devices.meant(word)
+    raise given.refuse(
+        f"train.device must be {devices.FORMS}; {given.where} says {shown(word)}{did_you_mean(suggestion)}"
+    )
+
+
+def _check_gpus(resolved: Settings, given: Given | None) -> None:
+    why = devices.conflict(resolved.train.device, resolved.train.gpu_ids)
+    if why is not None and given is not None:
+        raise given.refuse(why, next="give one of the two alone, or a list that has the device")

@@ -52,6 +52,13 @@ class TrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device: Annotated[
         str, Meta(description='"auto", "cpu", "cuda" or "cuda:N"; a device that is not there is an error.')
     ] = "auto"
+    gpu_ids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=9999)], ...],
+        Meta(
+            description="GPUs that may be used, counted among those that CUDA_VISIBLE_DEVICES leaves visible; empty "
+            "means all of them. A model that one does not hold is spread over them."
+        ),
+    ] = ()
     save_every_minutes: Annotated[float, Meta(description="A long call commits a checkpoint this often.", gt=0)] = 15.0
 
 

@@ -120,8 +120,8 @@ def convert(setting: Setting, given: Given) -> object:
         result = msgspec.convert(value, setting.hint)
     except msgspec.ValidationError:
         raise given.refuse(f"{given.name} must be {setting.expected}; {given.where} says {shown(value)}") from None
-    if setting.kind == "list":
-        _check_list(given, result)
+    if isinstance(result, tuple):
+        _check_list(given, result, may_be_empty=setting.default == ())
     return result
 
 
@@ -136,8 +136,8 @@ def _check_text(given: Given, text: str) -> None:
         raise given.refuse(f"{given.name} is not UTF-8 in {given.where}") from None
 
 
-def _check_list(given: Given, items: Sequence[str]) -> None:
-    if not items:
+def _check_list(given: Given, items: Sequence[object], *, may_be_empty: bool) -> None:
+    if not items and not may_be_empty:
         raise given.refuse(f"{given.name} must name at least one, and {given.where} gives none")
     twice = next((item for i, item in enumerate(items) if item in items[:i]), None)
     if twice is not None:
@@ -155,7 +155,17 @@ def _parse(setting: Setting, text: str) -> object:
         return word.lower() == "true"
     if setting.kind == "list":
         return _parse_list(word)
+    if setting.kind == "integers":
+        return _parse_integers(word)
     return text
+
+
+def _parse_integers(text: str) -> object:
+    items = _parse_list(text)
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items) or text.startswith("["):
+        return items
+    short = all(_INTEGER.fullmatch(item) and len(item) <= _LONGEST_INTEGER for item in items)
+    return [int(item) for item in items] if short else text
 
 
 def _parse_list(text: str) -> object:

@@ -25,7 +25,9 @@ class JobResult(Struct, kw_only=True):
     """``state`` is one of done, stopped, cancelled, failed, needs_trace, commit_pending.
 
     ``checkpoint`` is the newest one made (committed unless the state is ``commit_pending``), None when no step was
-    saved. ``losses`` has one value a step of this job.
+    saved. ``losses`` has one value a step of this job. ``exact`` is False when bit-equality with another split of the
+    rows is not promised. ``error`` has code, message, next and details, and when the job failed ``exit_code``: 2 where
+    what was asked for cannot be had.
     """
 
     version: int = RESULT_VERSION

@@ -42,8 +42,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     ``checkpoint`` is its name, ``<step, 8 digits>-<run>``; ``parent`` the checkpoint or root it extends;
     ``rows_done`` of ``rows_total`` rows of the trace with ``trace_sha256`` are trained in it; ``settings`` the
-    effective train settings; ``versions`` package versions, thread count and kernel settings; ``exact`` False when
-    bit-equality with another split of the same rows is not promised.
+    effective train settings; ``versions`` package versions, device, precision, thread count and kernel settings;
+    ``exact`` False when bit-equality with another split of the same rows is not promised, because these changed
+    somewhere on the way here.
     """
 
     version: int

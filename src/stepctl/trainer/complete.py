@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stepctl.base.errors import UsageError
-from stepctl.config.model import Precision
+from stepctl.config.model import LoraSettings, Precision
 from stepctl.jobs.spec import ModelSpec
 from stepctl.trainer import environment
 from stepctl.trainer.speak import answer, leave
 
 if TYPE_CHECKING:
+    from stepctl.models.memory import Size
     from stepctl.trainer.device import Placement
 
 _END_OF_TURN = "<|im_end|>"
@@ -38,6 +39,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0)] = 0.0
     seed: Annotated[int, Meta(ge=0)] = 0
     device: str = "auto"
+    gpu_ids: tuple[int, ...] = ()
     precision: Precision = "auto"
     hf_token: str | None = None
     chat: bool = True
@@ -64,10 +66,10 @@ def complete(request: Request) -> Completion:
     from stepctl.trainer import device
 
     environment.quiet()
-    placement = device.choose(request.device, request.precision)
+    placement = device.choose(request.device, request.precision, request.gpu_ids, lambda: _size(request))
     device.settle(placement)
     with device.memory_errors():
-        model = _load(request, placement)
+        model, placement = _load(request, placement)
         tokenizer = _tokenizer(request)
         ids = _prompt_ids(tokenizer, request, model)
         torch.manual_seed(request.seed)
@@ -90,20 +92,28 @@ def complete(request: Request) -> Completion:
             )
     new = output[0, len(ids) :].tolist()
     text = str(tokenizer.decode(new, skip_special_tokens=True))
-    return Completion(text=text, tokens=len(new), device=str(placement.device))
+    return Completion(text=text, tokens=len(new), device=placement.where)
 
 
-def _load(request: Request, placement: Placement) -> Any:
+def _size(request: Request) -> Size:
+    from stepctl.trainer.size import measure
+
+    # An adapter that only answers has no optimizer, and is nothing beside its base.
+    return measure(request.model, LoraSettings(r=1), request.max_new_tokens, request.hf_token)
+
+
+def _load(request: Request, placement: Placement) -> tuple[Any, Placement]:
+    from stepctl.trainer import device, state
     from stepctl.trainer import model as models
-    from stepctl.trainer import state
 
     model = models.load_base(request.model, placement, request.hf_token)
+    placement = device.landed(placement, model)
     if request.adapter is not None:
         folder = Path(request.adapter)
         lora = state.lora_of(folder)
         model = models.add_adapter(model, lora, request.seed, request.model.source, request.model.revision)
         state.init_from(folder, models.adapter_parameters(model), lora)
-    return model.to(placement.device).eval()
+    return (model if placement.spread else model.to(placement.device)).eval(), placement
 
 
 def _tokenizer(request: Request) -> Any:

@@ -37,6 +37,7 @@ from stepctl.traces.judge import judge
 from stepctl.traces.rows import Row, Source
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.trainer.engine import Engine, Loaded, OutOfMemory, Step
+from stepctl.trainer.exact import differences
 
 
 class Cancelled(Exception):
@@ -159,8 +160,18 @@ class Job:
             manifest = fetch_checkpoint(bucket, spec.lineage, spec.parent, spec.parent_sha256, folder)
             self.ledger = decode_ledger((folder / "ledger.jsonl").read_bytes())
             self.engine.restore(folder, manifest)
+            self._compare(manifest)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _compare(self, parent: Manifest) -> None:
+        """Another machine, release or thread count rounds otherwise; what is not exact once stays so."""
+        assert self.loaded is not None
+        changed = differences(parent.versions, self.loaded.versions)
+        self.result.exact = parent.exact and not changed
+        if changed:
+            what = f"bit-equality with one unsplit call is not promised from here on; changed since step {parent.step}"
+            self.emit(Warned(code="inexact", message=f"{what}: {', '.join(changed)}"))
 
     def evaluate(self, rows: list[Row], when: str) -> float:
         """Held-out loss; said in an event."""

@@ -42,7 +42,8 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainable, group = self._trainable, self._group
         with torch.no_grad():
-            finite = torch.stack([torch.isfinite(p).all() for p in trainable.parameters.values()]).all()
+            device = trainable.placement.device
+            finite = torch.stack([torch.isfinite(p).all().to(device) for p in trainable.parameters.values()]).all()
         if not bool(finite):
             trainable.spoiled = True
             raise NonFinite(group.step, "a weight")

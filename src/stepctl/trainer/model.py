@@ -47,14 +47,14 @@ def local_folder(source: str) -> Path | None:
 
 
 def load_base(model: ModelSpec, placement: Placement, hf_token: str | None) -> Any:
-    """Load a causal language model, whole, in the placement's precision, into the CPU's memory.
+    """Load a causal language model, whole, in the placement's precision: into the CPU's memory, or spread over GPUs.
 
     Raises:
         StepctlError: it is not there, not whole, not allowed, or not a causal language model.
     """
     folder = local_folder(model.source)
     if folder is not None:
-        _check_folder(folder)
+        check_folder(folder)
     try:
         loaded, info = AutoModelForCausalLM.from_pretrained(
             model.source,
@@ -63,6 +63,7 @@ def load_base(model: ModelSpec, placement: Placement, hf_token: str | None) -> A
             trust_remote_code=model.trust_remote_code,
             dtype=placement.dtype,
             output_loading_info=True,
+            **placement.loading,
         )
     except Exception as error:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -80,7 +81,13 @@ def load_base(model: ModelSpec, placement: Placement, hf_token: str | None) -> A
     return loaded
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Refuse what is no model's folder, or one without real weights.
+
+    Raises:
+        UsageError: it says what is missing.
+    """
+
     def refuse(what: str) -> StepctlError:
         return UsageError(
             f"the base model {folder} {what}",
@@ -157,7 +164,7 @@ def vocabulary(model: Any) -> int:
 
 
 def add_adapter(base: Any, lora: LoraSettings, seed: int, source: str, revision: str | None) -> Any:
-    """Wrap ``base`` (on the CPU) in a fresh LoRA adapter, drawn from ``seed`` alone.
+    """Wrap ``base`` in a fresh LoRA adapter, drawn from ``seed`` alone (on the CPU, wherever ``base`` is).
 
     Returns:
         A PEFT model of which the adapter's parameters, and no others, are trainable.
@@ -223,6 +230,16 @@ def make_optimizer(
     parameters: Mapping[str, torch.nn.Parameter], learning_rate: float, weight_decay: float
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019) over the adapter."""
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         list(parameters.values()), lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
     )
+    optimizer.register_load_state_dict_post_hook(_steps_to_cpu)
+    return optimizer
+
+
+def _steps_to_cpu(optimizer: torch.optim.Optimizer) -> None:
+    """accelerate loads the state anew from one device: torch puts the moments back beside their parameters, and fails
+    on a step count that stayed on another GPU than those."""
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = state["step"].cpu()

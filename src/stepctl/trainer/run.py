@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from stepctl.base.errors import Exit, StepctlError
+from stepctl.base.errors import Exit, StepctlError, UsageError
 from stepctl.base.files import write_atomic
 from stepctl.jobs.directory import JobDir, Payload, PayloadMissing, read_payload
 from stepctl.jobs.events import Done, Failed, Sink
@@ -25,9 +25,15 @@ _EXITS = {
 }
 
 
-def _fail(job: Job, code: str, message: str, next: str = "", **details: object) -> None:
+def _fail(job: Job, code: str, message: str, next: str = "", exit_code: Exit = Exit.FAILED, **details: object) -> None:
     job.result.state = "failed"
-    job.result.error = {"code": code, "message": message, "next": next, "details": details}
+    job.result.error = {
+        "code": code,
+        "message": message,
+        "next": next,
+        "details": details,
+        "exit_code": int(exit_code),
+    }
     job.emit(Failed(code=code, message=message, next=next, details=details))
 
 
@@ -69,7 +75,9 @@ def _guarded(job: Job, payload: Payload, scrubber: Scrubber) -> None:
         text = f"out of memory: {scrubber.clean(str(error))}; {saved}"
         _fail(job, "out_of_memory", text, "lower --max-length, or use a machine with more memory")
     except StepctlError as error:
-        _fail(job, error.code, error.message, error.next)
+        # What was asked for cannot be had (a device, a module): wrong usage, though only the machine could tell.
+        code = error.exit_code if isinstance(error, UsageError) else Exit.FAILED
+        _fail(job, error.code, error.message, error.next, code)
     except OSError as error:
         _fail(job, "os_error", f"{scrubber.clean(str(error))}; {saved}", "make room or mend the path, then call again")
     except Exception as error:  # noqa: BLE001 - whatever a library raises, the result says so
@@ -96,6 +104,8 @@ def run_job(job_dir: JobDir, stdin: BinaryIO, make_engine: Callable[[], Engine],
         _guarded(job, payload, Scrubber((*payload.trace, *payload.eval)))
     _settle(job)
     code = _EXITS.get(job.result.state, Exit.FAILED)
+    if job.result.state == "failed" and job.result.error:
+        code = Exit(job.result.error["exit_code"])
     if job.result.forked and code in (Exit.DONE, Exit.STOPPED):
         code = Exit.CONFLICT
     emit(Done(state=job.result.state))

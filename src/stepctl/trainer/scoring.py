@@ -24,17 +24,32 @@ def nll(model: Any, text: Tokens, placement: Placement) -> torch.Tensor:
         text: its first label is not read: no position predicts it.
         placement: bf16 is used through autocast.
     """
+    at = [i for i, label in enumerate(text.labels[1:]) if label != IGNORED]
+    targets = torch.tensor([text.labels[i + 1] for i in at], dtype=torch.long)
     device = placement.device
-    input_ids = torch.tensor([text.input_ids], dtype=torch.long, device=device)
-    targets = torch.tensor(text.labels[1:], dtype=torch.long, device=device)
-    positions = (targets != IGNORED).nonzero().squeeze(1)
-    # The output layer is a large share of the work, and only the supervised positions need it.
-    forward = inspect.signature(model.get_base_model().forward).parameters
-    keep = {"logits_to_keep": positions} if "logits_to_keep" in forward else {}
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=placement.precision == "bf16"):
-        output = model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False, **keep)
-    logits = output.logits[0] if keep else output.logits[0][positions]
-    return torch.nn.functional.cross_entropy(logits.float(), targets[positions], reduction="sum")
+        logits = _logits(model, torch.tensor([text.input_ids], dtype=torch.long, device=device), at, placement)
+    return torch.nn.functional.cross_entropy(logits.float(), targets.to(logits.device), reduction="sum").to(device)
+
+
+def _logits(model: Any, input_ids: torch.Tensor, at: list[int], placement: Placement) -> torch.Tensor:
+    """The logits at the positions ``at`` alone, (len(at), vocabulary): the output layer is a large share of the work.
+
+    Args:
+        input_ids: (1, tokens).
+    """
+    inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "use_cache": False}
+    positions = torch.tensor(at, device=input_ids.device)
+    if "logits_to_keep" not in inspect.signature(model.get_base_model().forward).parameters:
+        logits: torch.Tensor = model(**inputs).logits[0]
+    elif placement.spread:
+        # Positions would have to be on the device of the last layer: a number keeps all from the first on.
+        logits = model(**inputs, logits_to_keep=input_ids.shape[1] - at[0]).logits[0]
+        positions = positions - at[0]
+    else:
+        kept: torch.Tensor = model(**inputs, logits_to_keep=positions).logits[0]
+        return kept
+    return logits[positions.to(logits.device)]
 
 
 def policy_logp(trainable: Trainable, text: Tokens) -> torch.Tensor:

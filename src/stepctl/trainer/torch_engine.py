@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine:
-    """An :class:`~stepctl.trainer.engine.Engine` for one job on one device; another job needs another ``load``."""
+    """An :class:`~stepctl.trainer.engine.Engine` for one job; another job needs another ``load``."""
 
     def __init__(self) -> None:
         self._spec: JobSpec | None = None
@@ -57,14 +57,21 @@ class TorchEngine:
             StepctlError: the device, the model or the target modules are not there.
             OutOfMemory: the model does not fit.
         """
-        from stepctl.trainer import device, model
+        from stepctl.trainer import device, model, size
         from stepctl.trainer.methods import make_method
 
         self._spec = self._trainable = self._method = None
-        placement = device.choose(spec.train.device, spec.train.precision)
+        train = spec.train
+        placement = device.choose(
+            train.device,
+            train.precision,
+            train.gpu_ids,
+            lambda: size.measure(spec.model, spec.lora, train.max_length, hf_token),
+        )
         device.settle(placement)
         with device.memory_errors():
             base = model.load_base(spec.model, placement, hf_token)
+            placement = device.landed(placement, base)
             if model.vocabulary(base) < spec.identity.vocab_size:
                 raise StepctlError(
                     f"the model has {model.vocabulary(base)} embeddings, and the lineage a vocabulary of "
@@ -73,16 +80,15 @@ class TorchEngine:
                     code="vocabulary",
                 )
             adapted = model.add_adapter(base, spec.lora, spec.train.seed, spec.model.source, spec.model.revision)
-            adapted.to(placement.device)
+            if not placement.spread:
+                adapted.to(placement.device)
         parameters = model.adapter_parameters(adapted)
         optimizer = model.make_optimizer(parameters, spec.train.learning_rate, spec.train.weight_decay)
         self._spec = spec
         self._trainable = model.Trainable(adapted, parameters, optimizer, placement)
         self._method = make_method(spec.identity.method, self._trainable, spec.train)
         versions = _versions(placement, str(getattr(adapted.config, "_attn_implementation", "")))
-        return Loaded(
-            device=str(placement.device), precision=placement.precision, reason=placement.reason, versions=versions
-        )
+        return Loaded(device=placement.where, precision=placement.precision, reason=placement.reason, versions=versions)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         """Put a verified checkpoint in place. Changed learning rate and weight decay take effect, moments are kept.
@@ -169,6 +175,7 @@ def _versions(placement: Placement, attention: str) -> dict[str, str]:
 
     from stepctl.trainer.device import device_name
 
+    spread = {"device_map": placement.device_map} if placement.spread else {}
     return {
         "stepctl": __version__,
         "python": platform.python_version(),
@@ -177,7 +184,9 @@ def _versions(placement: Placement, attention: str) -> dict[str, str]:
         "trl": str(trl.__version__),
         "peft": str(peft.__version__),
         "threads": str(torch.get_num_threads()),
-        "device": device_name(placement.device),
+        "device": device_name(placement),
+        "precision": placement.precision,
         "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
         "attention": attention,
+        **spread,
     }
