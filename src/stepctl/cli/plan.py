@@ -32,7 +32,7 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
     gpus, reason = _place(report, prepared, world.loaded.hf_token)
     rows = prepared.judged.rows
     longest = max(len(text.input_ids) for row in rows for text in row.texts)
-    memory = _memory(report, prepared, gpus, longest)
+    memory = _memory(report, prepared, gpus, max(row.tokens for row in rows))
     document: dict[str, Any] = msgspec.to_builtins(report)
     document |= {
         "tokens": prepared.judged.tokens,
@@ -70,6 +70,7 @@ def _place(report: Report, prepared: Prepared, hf_token: str | None) -> tuple[di
         "precision": asked.precision,
         "gpu_ids": asked.gpu_ids,
         "max_length": asked.max_length,
+        "method": settings.method,
         "hf_token": None if prepared.model.commit is None else hf_token,
     }
     python = settings.targets[settings.target].python

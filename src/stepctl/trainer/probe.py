@@ -47,6 +47,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     precision: Precision = "auto"
     gpu_ids: tuple[int, ...] = ()
     max_length: int = 1
+    method: str = "sft"
     hf_token: str | None = None
 
 
@@ -160,9 +161,10 @@ def _place(ask: Ask) -> Placement:
         return choose(ask.device, ask.precision, ask.gpu_ids)
 
     def size() -> Size:
+        from stepctl.trainer.methods import texts_at_once
         from stepctl.trainer.size import measure
 
-        return measure(model, ask.lora, ask.max_length, ask.hf_token)
+        return measure(model, ask.lora, ask.max_length, ask.hf_token, texts_at_once(ask.method))
 
     return choose(ask.device, ask.precision, ask.gpu_ids, size)
 

@@ -14,8 +14,8 @@ from stepctl.models.memory import Size
 from stepctl.trainer.model import check_folder, explain, local_folder
 
 
-def measure(model: ModelSpec, lora: LoraSettings, max_length: int, hf_token: str | None) -> Size:
-    """The size of ``model`` and its adapter; examples have ``max_length`` tokens, or as many as the model takes.
+def measure(model: ModelSpec, lora: LoraSettings, max_length: int, hf_token: str | None, texts: int = 1) -> Size:
+    """The size of ``model`` and its adapter; examples are ``texts`` of ``max_length`` tokens, or what the model takes.
 
     Raises:
         StepctlError: as ``load_base``, of what its configuration tells.
@@ -40,7 +40,7 @@ def measure(model: ModelSpec, lora: LoraSettings, max_length: int, hf_token: str
         parameters=_weights(empty),
         block=_largest_block(empty),
         adapter=_adapter(empty, lora),
-        tokens=min(max_length, limit),
+        tokens=texts * min(max_length, limit),
     )
 
 

@@ -58,15 +58,15 @@ class TorchEngine:
             OutOfMemory: the model does not fit.
         """
         from stepctl.trainer import device, model, size
-        from stepctl.trainer.methods import make_method
+        from stepctl.trainer.methods import make_method, texts_at_once
 
         self._spec = self._trainable = self._method = None
-        train = spec.train
+        train, texts = spec.train, texts_at_once(spec.identity.method)
         placement = device.choose(
             train.device,
             train.precision,
             train.gpu_ids,
-            lambda: size.measure(spec.model, spec.lora, train.max_length, hf_token),
+            lambda: size.measure(spec.model, spec.lora, train.max_length, hf_token, texts),
         )
         device.settle(placement)
         with device.memory_errors():

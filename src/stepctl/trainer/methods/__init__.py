@@ -50,6 +50,11 @@ def has_reference(name: str) -> bool:
     return name != "sft"
 
 
+def texts_at_once(name: str) -> int:
+    """How many texts a row has whose activations are kept until its backward."""
+    return 2 if name == "dpo" else 1
+
+
 def _module(name: str) -> Any:
     # Each imports a trainer of TRL's, which is slow: only the one that is used.
     if name == "sft":
