@@ -14,6 +14,7 @@ from stepctl.calls.world import World
 from stepctl.config.load import Loaded
 from stepctl.config.model import Settings
 from stepctl.lineage.buckets.base import Bucket
+from stepctl.lineage.head import DAMAGE
 from stepctl.lineage.identity import require_same
 from stepctl.lineage.records import ROOT, Identity
 from stepctl.lineage.store import LineageState, read_lineage
@@ -21,8 +22,6 @@ from stepctl.models.resolve import ResolvedModel, is_folder, resolve_model
 from stepctl.traces.judge import judge
 from stepctl.traces.rows import BadRow, Judgement, RowWarning, Source
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
-
-_DAMAGE = ("damaged_checkpoint", "damaged_lineage")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def read_state(bucket: Bucket, lineage: str, *, fresh: bool, claim: bool = False
     try:
         return read_lineage(bucket, lineage, claim=claim)
     except StepctlError as error:
-        if not fresh or error.code not in _DAMAGE:
+        if not fresh or error.code not in DAMAGE:
             raise
         return LineageState(
             head=None,

@@ -29,6 +29,19 @@ class Fork(Struct, kw_only=True):
     problem: str | None
 
 
+class Forks(Struct, kw_only=True):
+    """The forks of a lineage, by where they leave the path of ``head`` (null: there is none).
+
+    With a ``problem`` the head is damaged, or not known for sure.
+    """
+
+    lineage: str
+    bucket: str
+    head: str | None
+    problem: str | None
+    forks: list[Fork]
+
+
 def forks(view: View) -> list[Fork]:
     """All of a lineage, by where they leave the path and then by name."""
     path = set(view.path)

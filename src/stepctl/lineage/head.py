@@ -14,6 +14,9 @@ from stepctl.lineage.manifest import damaged
 from stepctl.lineage.records import ROOT
 from stepctl.lineage.tree import Node, Tree, survey
 
+DAMAGE = ("damaged_checkpoint", "damaged_lineage")
+"""Codes of the errors that say that a head cannot be used or known; a choice leads out of them."""
+
 _ROUNDS = 20
 
 

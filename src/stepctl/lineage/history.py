@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from stepctl.lineage import layout
 from stepctl.lineage.ledger import changes
-from stepctl.lineage.records import Change, LedgerLine
+from stepctl.lineage.records import Change, Identity, LedgerLine
 from stepctl.lineage.view import View
 
 
@@ -57,6 +57,25 @@ class ChoiceEntry(Struct, kw_only=True, tag_field="kind", tag="choice"):
 
 
 Entry = RunEntry | ChoiceEntry
+
+
+class Log(Struct, kw_only=True):
+    """The entries of a lineage, oldest first; a choice stands where it was made.
+
+    ``head`` is null when there is none; ``identity`` is the head's (null also when its manifest cannot be read). With
+    a ``problem`` the head is damaged, or not known for sure. ``notes`` are sentences for a person.
+    """
+
+    lineage: str
+    bucket: str
+    head: str | None
+    step: int
+    identity: Identity | None
+    problem: str | None
+    notes: list[str]
+    entries: list[Entry]
+
+
 _When = tuple[str, int, int]
 """Sorts entries: the time, choices before or after the runs of that moment, the step."""
 

@@ -28,6 +28,13 @@ class Summary(Struct, kw_only=True):
     problem: str | None = None
 
 
+class Overview(Struct, kw_only=True):
+    """All lineages of a bucket, by name. The exit code is 0 also when some are damaged."""
+
+    bucket: str
+    lineages: list[Summary]
+
+
 def overview(bucket: Bucket) -> list[Summary]:
     """Every lineage of the bucket, by name; folders that are none are left out, and damage of one hides no other.
 
