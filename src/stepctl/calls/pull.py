@@ -15,6 +15,7 @@ from msgspec import Struct
 from stepctl.base.errors import UsageError
 from stepctl.base.files import TEMPORARY, fsync_dir, make_dirs, sha256_bytes, sha256_file, write_atomic
 from stepctl.calls.choosing import pick_name, pick_step
+from stepctl.calls.peft_folder import ADAPTER_FILES
 from stepctl.calls.world import World
 from stepctl.lineage import layout
 from stepctl.lineage.buckets.base import Bucket
@@ -22,7 +23,6 @@ from stepctl.lineage.manifest import damaged
 from stepctl.lineage.records import FileEntry, Manifest
 from stepctl.lineage.store import fetch_checkpoint, look
 
-ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 CARD = "README.md"
 _LEFT_OVER_SEC = 24 * 3600.0
 

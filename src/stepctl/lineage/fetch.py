@@ -31,7 +31,6 @@ def fetch_checkpoint(
 
     Args:
         expected_sha256: of the manifest's stored bytes, None when any will do.
-        to: an existing folder.
         only: paths of the files that are wanted, None for all; of the others nothing is checked.
 
     Raises:
@@ -76,7 +75,8 @@ def check_folder(folder: Path, manifest: Manifest) -> None:
 
 
 def _check_room(checkpoint: str, entries: Collection[FileEntry], to: Path) -> None:
-    needed, free = sum(entry.size for entry in entries), shutil.disk_usage(to).free
+    at = next(folder for folder in (to, *to.absolute().parents) if folder.exists())
+    needed, free = sum(entry.size for entry in entries), shutil.disk_usage(at).free
     if needed > free:
         raise StepctlError(
             f"checkpoint {checkpoint} has {needed} bytes, and only {free} are free at {to}",

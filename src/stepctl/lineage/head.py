@@ -10,7 +10,7 @@ from msgspec import Struct
 from stepctl.base.errors import DamagedCheckpoint, StepctlError
 from stepctl.lineage import layout
 from stepctl.lineage.buckets.base import Bucket, BucketError
-from stepctl.lineage.manifest import damaged
+from stepctl.lineage.manifest import damaged, of
 from stepctl.lineage.records import ROOT
 from stepctl.lineage.tree import Node, Tree, survey
 
@@ -106,7 +106,8 @@ def damaged_lineage(lineage: str, message: str) -> StepctlError:
     return StepctlError(
         f"lineage {lineage} is damaged: {message}",
         safe="nothing was trained, and the stored files are as they were",
-        next="restore what is missing, or start anew: stepctl train --fresh",
+        next=f"restore what is missing, or go on from a complete checkpoint (stepctl status and "
+        f"stepctl lineage forks list them): stepctl lineage use CHECKPOINT{of(lineage)}",
         code="damaged_lineage",
     )
 
