@@ -60,7 +60,8 @@ class View:
         """What is wrong with a stored checkpoint, as far as it shows without reading its files."""
         node = self.tree.nodes[name]
         if node.problem is not None:
-            return str(node.problem.details.get("problem", node.problem.message))
+            about = node.problem.details
+            return f"{about['path']} {about['problem']}" if "path" in about else node.problem.message
         if node.manifest is None:
             return None
         found = size_problems(node.manifest, self.tree.folders[name])
