@@ -131,6 +131,7 @@ def test_a_damaged_adapter_is_not_pulled(project: Project, heads: list[str], con
     assert not (project.path / "out").exists()
     assert not leftovers(project)
     assert pulled(project, "out", "--checkpoint", heads[0])["step"] == 1
+    assert pulled(project, "out", "--step", 1)["state"] == "unchanged"
 
 
 DYING = """

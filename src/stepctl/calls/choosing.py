@@ -67,8 +67,6 @@ def use(world: World, word: str) -> Chosen:
 def _move_head(world: World, pick: Callable[[View], Manifest], reason: str) -> Chosen:
     """Under the lock that ``train`` takes for its own decision: no call of this project reads the head meanwhile."""
     settings, bucket = world.loaded.settings, world.bucket()
-    # Without a look first, a name that is wrong would be said after a wait, or not at all while a run goes on.
-    pick(look(bucket, settings.lineage))
     with world.store.lock():
         _require_idle(world, settings.bucket, settings.lineage)
         view = look(bucket, settings.lineage)

@@ -93,7 +93,7 @@ def _target(to: Path) -> Path:
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is not a folder", safe="it was not touched", next="name a new or empty folder")
     if target == Path.cwd():
-        raise UsageError("the current folder cannot be replaced", next="name a new folder", code="usage")
+        raise UsageError("the current folder cannot be replaced", next="name a new folder")
     return target
 
 
@@ -101,10 +101,10 @@ def _pick(bucket: Bucket, lineage: str, step: int | None, name: str | None) -> M
     view = look(bucket, lineage)
     if name is not None:
         return pick_name(view, name)
-    if view.problem is not None:
-        raise view.problem
     if step is not None:
         return pick_step(view, step)
+    if view.problem is not None:
+        raise view.problem
     if view.head is None or view.head.manifest is None:
         raise UsageError(
             f"lineage {lineage} has no checkpoint yet", next="stepctl lineage ls shows the others", code="no_checkpoint"
