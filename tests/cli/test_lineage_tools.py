@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from tests.doubles.project import Project, rows
 
-from stepctl.lineage.store import Forks, Log, Overview
+from stepctl.cli.lineage.log import run_lines
+from stepctl.lineage.store import Forks, Log, Overview, RunEntry
 
 
 def asked(project: Project, *args: object, code: int = 0) -> dict[str, Any]:
@@ -67,6 +68,19 @@ def test_the_log_tells_runs_and_what_changed(project: Project) -> None:
     assert "monday" in text
     assert first["trace_sha256"][:12] in text
     assert first["trace_sha256"] not in text
+
+
+def test_another_version_is_a_change_and_inexact_is_said(project: Project) -> None:
+    project.train(project.trace("a.jsonl", rows(4)))
+    project.faults(version="2")
+    project.train(project.trace("b.jsonl", rows(4, 20)))
+    entry = asked(project, "log")["entries"][1]
+    assert entry["changed"] == [{"name": "versions.standin", "before": "1", "after": "2"}]
+    text = project.run("lineage", "log").stdout
+    assert "standin 1 -> 2" in text
+    assert "exact" not in text
+    inexact = msgspec.structs.replace(msgspec.convert(entry, RunEntry), exact=False)
+    assert "    standin 1 -> 2, exact: no" in list(run_lines(inexact))
 
 
 def test_what_changed_outlives_pruning(project: Project) -> None:

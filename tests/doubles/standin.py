@@ -2,7 +2,8 @@
 
 Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
 what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
-``oom_at``, ``raise_at`` (a step; the error quotes an example), ``clock_step`` (seconds that each step seems to take).
+``oom_at``, ``raise_at`` (a step; the error quotes an example), ``clock_step`` (seconds that each step seems to take),
+``version`` (of itself).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class StandIn:
     def load(self, spec: JobSpec, hf_token: str | None) -> Loaded:
         self.group = spec.train.grad_accum
         self.rate = spec.train.learning_rate
-        return Loaded(device="cpu", precision="fp32", reason="a stand-in", versions={"standin": "1"})
+        return Loaded(
+            device="cpu", precision="fp32", reason="a stand-in", versions={"standin": self.faults.get("version", "1")}
+        )
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         state = json.loads((folder / "optimizer.safetensors").read_bytes())

@@ -59,12 +59,13 @@ def _lines(view: View, entries: list[RunEntry | ChoiceEntry], bucket: str) -> It
     if any(isinstance(entry, RunEntry) for entry in entries):
         yield f"{'run':<26} {'steps':<14} {'rows':<11} {'loss':<8} {'trace':<{_DIGEST}} {'when':<{_MINUTE}} key"
     for entry in entries:
-        yield from _run_lines(entry) if isinstance(entry, RunEntry) else [_choice_line(entry)]
+        yield from run_lines(entry) if isinstance(entry, RunEntry) else [_choice_line(entry)]
     for note in view.walk.notes:
         yield f"note: {note}"
 
 
-def _run_lines(entry: RunEntry) -> Iterator[str]:
+def run_lines(entry: RunEntry) -> Iterator[str]:
+    """A run as a row, and below it what is special about it."""
     steps = f"{entry.from_step} -> {entry.step}"
     rows = f"{entry.rows_done} of {entry.rows_total}" if entry.rows_done is not None else "-"
     loss = f"{entry.loss:.4f}" if entry.loss is not None else "-"
