@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.command_reference import commands_page  # noqa: E402
+from scripts.lineage_reference import lineage_page  # noqa: E402
 from scripts.report_reference import report_page  # noqa: E402
 
 GENERATED: list[tuple[str, Callable[[], str]]] = [
@@ -20,6 +21,7 @@ GENERATED: list[tuple[str, Callable[[], str]]] = [
     ("docs/settings.md", settings_page),
     ("docs/commands.md", commands_page),
     ("docs/train-json.md", report_page),
+    ("docs/lineage-json.md", lineage_page),
 ]
 """Path relative to the repository, and the function that returns its content."""
 

@@ -53,6 +53,7 @@ def make(
         step=step,
         loss=0.5,
         created_at=NOW,
+        exact=True,
     )
     folder = base / f"{lineage}-{step}-{run}"
     (folder / "reference").mkdir(parents=True)

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from stepctl.base.errors import StepctlError, TraceRefused
-from stepctl.calls.origin import Origin, find_origin
+from stepctl.calls.origin import Origin, find_origin, require_fits
 from stepctl.calls.request import TrainRequest
 from stepctl.calls.world import World
 from stepctl.config.load import Loaded
 from stepctl.config.model import Settings
 from stepctl.lineage.buckets.base import Bucket
+from stepctl.lineage.head import DAMAGE
 from stepctl.lineage.identity import require_same
 from stepctl.lineage.records import ROOT, Identity
 from stepctl.lineage.store import LineageState, read_lineage
@@ -22,7 +23,6 @@ from stepctl.traces.judge import judge
 from stepctl.traces.rows import BadRow, Judgement, RowWarning, Source
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
-_DAMAGE = ("damaged_checkpoint", "damaged_lineage")
 INHERITED = (
     "learning_rate",
     "weight_decay",
@@ -64,25 +64,29 @@ def _warning(warning: RowWarning) -> dict[str, Any]:
     return data
 
 
-def inherit(loaded: Loaded, identity: Identity | None, lora: dict[str, Any], train: dict[str, Any]) -> Settings:
+def inherit(
+    loaded: Loaded, identity: Identity | None, origin: Origin | None, lora: dict[str, Any], train: dict[str, Any]
+) -> Settings:
     """The settings of a call on a lineage: identity that was not given is taken from it.
 
     Args:
         loaded: today's settings and which of them were given.
         identity: the head's; None when the lineage is empty.
+        origin: what an empty lineage starts from: its base model is taken.
         lora: LoRA shape to inherit (the head's, or the origin's for a new lineage).
         train: the head's train settings; those of the machine (device, precision, saves) are not inherited.
     """
     given, settings = loaded.given, loaded.settings
     changes: dict[str, Any] = {}
-    if identity is not None:
-        if "method" not in given:
-            changes["method"] = identity.method
+    if identity is not None and "method" not in given:
+        changes["method"] = identity.method
+    base = identity or (origin.identity if origin else None)
+    if base is not None:
         if "model" not in given:
-            changes["model"] = identity.model
-        same_model = changes.get("model", settings.model) == identity.model
-        if same_model and "revision" not in given and not is_folder(identity.model):
-            changes["revision"] = identity.revision
+            changes["model"] = base.model
+        same_model = changes.get("model", settings.model) == base.model
+        if same_model and "revision" not in given and not is_folder(base.model):
+            changes["revision"] = base.revision
     shape = {name: value for name, value in lora.items() if f"lora.{name}" not in given}
     changes["lora"] = msgspec.structs.replace(settings.lora, **shape)
     known = {name: train[name] for name in INHERITED if name in train and f"train.{name}" not in given}
@@ -109,7 +113,7 @@ def read_state(bucket: Bucket, lineage: str, *, fresh: bool, claim: bool = False
     try:
         return read_lineage(bucket, lineage, claim=claim)
     except StepctlError as error:
-        if not fresh or error.code not in _DAMAGE:
+        if not fresh or error.code not in DAMAGE:
             raise
         return LineageState(
             head=None,
@@ -139,8 +143,10 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     if loaded.settings.init_from is not None:
         origin = find_origin(loaded.settings.init_from, bucket, loaded.project)
     lora = _shape(head.identity) if head else origin.lora if origin else {}
-    settings = inherit(loaded, head.identity if head else None, lora, head.settings if head else {})
+    settings = inherit(loaded, head.identity if head else None, origin, lora, head.settings if head else {})
     model = resolve_model(settings.model, settings.revision, loaded.hf_token)
+    if origin is not None and head is None:
+        require_fits(origin, settings.lora, model)
     tokenizer = load_tokenizer(model.folder)
     judged = _judge(request.sources, tokenizer, settings)
     held_out = _judge((request.eval_source,), tokenizer, settings) if request.eval_source else None

@@ -22,6 +22,7 @@ from stepctl.calls.reporting import (
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
 from stepctl.lineage.buckets import open_bucket
+from stepctl.lineage.head import DAMAGE
 from stepctl.lineage.records import Manifest
 from stepctl.lineage.store import (
     check_folder,
@@ -49,6 +50,38 @@ def running(store: RunStore, record: RunRecord) -> bool:
     if record.state not in UNFINISHED or store.job_dir(record.run).exit_code.exists():
         return False
     return machine_of(store, record).alive() if record.job else alive(record.client)
+
+
+def unfinished(world: World, bucket: str, lineage: str, *, past_damage: bool = False) -> RunRecord | None:
+    """The run of a lineage that still goes on; ended ones get their final state, and what they saved is committed.
+
+    The caller holds the store's lock.
+
+    Args:
+        past_damage: pass over an ended run whose state a damaged head hides; what it saved is in the bucket then.
+
+    Raises:
+        StepctlError, OSError: as :func:`settle` and :func:`commit_pending`.
+    """
+    for record in world.store.unfinished(bucket, lineage):
+        if running(world.store, record):
+            return record
+        try:
+            _bring_to_end(world, record)
+        except StepctlError as error:
+            if not past_damage or error.code not in DAMAGE:
+                raise
+            world.listener.notice(f"run {record.run} had ended; the next call gives it its final state")
+    return None
+
+
+def _bring_to_end(world: World, record: RunRecord) -> None:
+    if record.state != "commit_pending":
+        record = settle(world, record)
+        world.listener.notice(f"run {record.run} had ended without a word; it is now: {record.state}")
+    if record.state == "commit_pending":
+        commit_pending(world, record)
+        world.listener.notice(f"run {record.run}: its saved checkpoint is committed now")
 
 
 def settle(world: World, record: RunRecord, machine: Machine | None = None) -> RunRecord:

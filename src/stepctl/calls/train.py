@@ -11,7 +11,7 @@ from stepctl.calls.decide import Ask, Decision, decide
 from stepctl.calls.prepare import Prepared, prepare, read_state
 from stepctl.calls.reporting import checkpoint_or_none, replayed
 from stepctl.calls.request import TrainRequest
-from stepctl.calls.settle import commit_pending, running, settle
+from stepctl.calls.settle import running, unfinished
 from stepctl.calls.start import make_record, method_warnings, start_job, steps_of
 from stepctl.calls.world import World
 from stepctl.lineage.identity import require_same
@@ -87,7 +87,7 @@ def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed |
     told: str | None = None
     while True:
         with world.store.lock():
-            other = _unfinished(world, request, prepared)
+            other = unfinished(world, prepared.settings.bucket, prepared.settings.lineage)
             if other is None:
                 return _decide_and_record(world, request, prepared)
         if other.run == request.run:
@@ -121,22 +121,6 @@ def _same_key(request: TrainRequest, prepared: Prepared, other: RunRecord) -> Ru
             details={"key": request.key, "run": other.run},
         )
     return other
-
-
-def _unfinished(world: World, request: TrainRequest, prepared: Prepared) -> RunRecord | None:
-    """The run to wait for; ended ones get their final state, and what they saved is committed, on the way."""
-    settings, store = prepared.settings, world.store
-    for found in store.unfinished(settings.bucket, settings.lineage):
-        record = found
-        if record.state != "commit_pending":
-            if running(store, record):
-                return record
-            record = settle(world, record)
-            world.listener.notice(f"run {record.run} had ended without a word; it is now: {record.state}")
-        if record.state == "commit_pending":
-            record = commit_pending(world, record)
-            world.listener.notice(f"run {record.run}: its saved checkpoint is committed now")
-    return None
 
 
 def _ask(request: TrainRequest, prepared: Prepared) -> Ask:

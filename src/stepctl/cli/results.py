@@ -45,7 +45,7 @@ def finish(output: Output, report: Report) -> int:
     if report.forked:
         write_line(sys.stderr, f"error: {report.checkpoint} is a fork: another checkpoint is the head now")
         write_line(sys.stderr, "safe: the work is kept in the bucket")
-        write_line(sys.stderr, "next: stepctl status")
+        write_line(sys.stderr, "next: the same command again trains it on the head; stepctl lineage forks lists forks")
     if report.exit_code == 130:
         write_line(sys.stderr, f"detached: run {report.run} goes on; stepctl train attach {report.run}")
     elif report.exit_code == 124:

@@ -28,6 +28,15 @@ def open_world(output: Output, options: dict[str, object], listener: Listener | 
     return World(loaded, listener or Silent())
 
 
+def given_again(world: World) -> str:
+    """The options that a command to type next needs too, because this one had them: with a space in front, or empty."""
+    import shlex
+
+    settings, sources = world.loaded.settings, world.loaded.sources
+    given = {"bucket": settings.bucket, "lineage": settings.lineage}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if sources[name] == "option")
+
+
 def catch_interrupts(interrupts: Interrupts) -> None:
     """Ctrl-C and TERM are counted once a run exists to answer them; before that they end the call."""
 

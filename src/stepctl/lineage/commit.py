@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from stepctl.base.files import sha256_bytes
 from stepctl.base.names import iso, utc_now
 from stepctl.lineage import layout
 from stepctl.lineage.buckets.base import Bucket
-from stepctl.lineage.head import settle, walk
+from stepctl.lineage.head import reach, settle
 from stepctl.lineage.ledger import check_ledger
 from stepctl.lineage.manifest import decode_manifest, encode_manifest, manifest_problem
 from stepctl.lineage.records import ROOT, Choice, Manifest
@@ -95,15 +94,16 @@ def choose(bucket: Bucket, lineage: str, at: str, reason: str, run: str | None =
             raise UsageError(
                 f"{at} is not a complete checkpoint of lineage {lineage}",
                 safe="the head is as it was",
-                next="stepctl status",
+                next="stepctl lineage forks, or stepctl status",
             )
         # A damaged head is what a choice leads away from.
-        with contextlib.suppress(StepctlError):
-            if walk(bucket, tree).head == at:
-                return None
+        now = reach(bucket, tree)
+        if now.problem is None and now.head == at:
+            return None
         # Those that nothing places may be children of anything; this choice is made in spite of them.
         passed = tuple(sorted(node.name for node in (*tree.children(at), *tree.unplaced)))
-        choice = Choice(at=at, reason=reason, run=run, created_at=iso(utc_now()), passed_over=passed)
+        left = now.head if now.head in tree.nodes else None
+        choice = Choice(at=at, reason=reason, run=run, created_at=iso(utc_now()), passed_over=passed, left=left)
         _append(bucket, tree, choice)
         return choice
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 
+from stepctl.base.errors import StepctlError
 from stepctl.base.files import sha256_file
 from stepctl.lineage import layout
 from stepctl.lineage.buckets.base import Bucket
@@ -13,15 +16,25 @@ from stepctl.lineage.state import check_sizes
 from stepctl.lineage.tree import survey
 
 
-def fetch_checkpoint(bucket: Bucket, lineage: str, checkpoint: str, expected_sha256: str | None, to: Path) -> Manifest:
+def fetch_checkpoint(
+    bucket: Bucket,
+    lineage: str,
+    checkpoint: str,
+    expected_sha256: str | None,
+    to: Path,
+    *,
+    only: Collection[str] | None = None,
+) -> Manifest:
     """Copy the files of a checkpoint into the folder ``to``, which holds them all verified when this returns.
 
     Sizes are compared before anything is copied. A file that arrives different is copied once more.
 
     Args:
         expected_sha256: of the manifest's stored bytes, None when any will do.
+        only: paths of the files that are wanted, None for all; of the others nothing is checked.
 
     Raises:
+        StepctlError: there is no room for them.
         DamagedCheckpoint: a file, or the manifest, is not what it should be; the file and the difference are named.
         BucketError: the storage fails.
     """
@@ -34,15 +47,17 @@ def fetch_checkpoint(bucket: Bucket, lineage: str, checkpoint: str, expected_sha
         raise node.problem
     if expected_sha256 is not None and node.sha256 != expected_sha256:
         raise damaged(lineage, checkpoint, layout.MANIFEST, f"has sha256 {node.sha256}, expected {expected_sha256}")
-    check_sizes(tree, node.manifest)
+    entries = [entry for entry in node.manifest.files if only is None or entry.path in only]
+    check_sizes(tree, node.manifest, entries)
+    _check_room(checkpoint, entries, to)
     prefix = layout.checkpoint_at(lineage, checkpoint)
-    bucket.fetch(prefix, [entry.path for entry in node.manifest.files], to)
-    bad = [entry for entry in node.manifest.files if _problem(to, entry)]
+    bucket.fetch(prefix, [entry.path for entry in entries], to)
+    bad = [entry for entry in entries if _problem(to, entry)]
     if bad:
         bucket.fetch(prefix, [entry.path for entry in bad], to)
     for entry in bad:
         if problem := _problem(to, entry):
-            for each in node.manifest.files:
+            for each in entries:
                 (to / each.path).unlink(missing_ok=True)
             raise damaged(lineage, checkpoint, entry.path, problem, previous=tree.previous(checkpoint))
     return node.manifest
@@ -57,6 +72,18 @@ def check_folder(folder: Path, manifest: Manifest) -> None:
     for entry in manifest.files:
         if problem := _problem(folder, entry):
             raise damaged(manifest.lineage, manifest.checkpoint, entry.path, problem)
+
+
+def _check_room(checkpoint: str, entries: Collection[FileEntry], to: Path) -> None:
+    at = next(folder for folder in (to, *to.absolute().parents) if folder.exists())
+    needed, free = sum(entry.size for entry in entries), shutil.disk_usage(at).free
+    if needed > free:
+        raise StepctlError(
+            f"checkpoint {checkpoint} has {needed} bytes, and only {free} are free at {to}",
+            safe="nothing was copied",
+            next="make room there, then repeat the command",
+            code="disk_full",
+        )
 
 
 def _problem(folder: Path, entry: FileEntry) -> str | None:

@@ -9,10 +9,13 @@ from msgspec import Struct
 
 from stepctl.base.errors import DamagedCheckpoint, StepctlError
 from stepctl.lineage import layout
-from stepctl.lineage.buckets.base import Bucket
-from stepctl.lineage.manifest import damaged
+from stepctl.lineage.buckets.base import Bucket, BucketError
+from stepctl.lineage.manifest import damaged, of
 from stepctl.lineage.records import ROOT
 from stepctl.lineage.tree import Node, Tree, survey
+
+DAMAGE = ("damaged_checkpoint", "damaged_lineage")
+"""Codes of the errors that say that a head cannot be used or known; a choice leads out of them."""
 
 _ROUNDS = 20
 
@@ -23,18 +26,29 @@ class Claim(Struct, frozen=True, kw_only=True):
     child: str
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Where the walk starts, the key of its claim, the children passed over, and why it is not the newest choice."""
+
+    at: str
+    key: str
+    passed: frozenset[str]
+    problem: StepctlError | None
+
+
 @dataclass
 class Walk:
     """``head`` is a usable checkpoint, or the root when nothing extends it. ``notes`` is what a person should know.
 
     ``unclaimed`` are steps of the walk without a claim, ``stale`` the keys among them whose claim names a checkpoint
-    that is gone.
+    that is gone. With a ``problem``, ``head`` is only how far one can see.
     """
 
     head: str
     unclaimed: dict[str, str] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    problem: StepctlError | None = None
 
 
 def walk(bucket: Bucket, tree: Tree) -> Walk:
@@ -44,12 +58,29 @@ def walk(bucket: Bucket, tree: Tree) -> Walk:
         DamagedCheckpoint: the head, or what may be the head, cannot be used.
         StepctlError: the newest choice cannot be read, or what the walk should end at is gone (``damaged_lineage``).
     """
-    at, key, passed = _start(tree)
-    found = Walk(head=at)
-    while child := _follow(bucket, tree, found, key, passed):
-        found.head = key = child
-        passed = frozenset()
-    _check_end(tree, found.head, _start(tree)[2])
+    found = reach(bucket, tree)
+    if found.problem is not None:
+        raise found.problem
+    return found
+
+
+def reach(bucket: Bucket, tree: Tree) -> Walk:
+    """Go as far as can be seen, past a choice that cannot be read; the first thing that is wrong is the ``problem``.
+
+    Raises:
+        BucketError: the storage fails.
+    """
+    start = _start(tree)
+    found, key, passed = Walk(head=start.at, problem=start.problem), start.key, start.passed
+    try:
+        while child := _follow(bucket, tree, found, key, passed):
+            found.head = key = child
+            passed = frozenset()
+        _check_end(tree, found.head, start.passed)
+    except BucketError:
+        raise
+    except StepctlError as error:
+        found.problem = found.problem or error
     return found
 
 
@@ -75,21 +106,25 @@ def damaged_lineage(lineage: str, message: str) -> StepctlError:
     return StepctlError(
         f"lineage {lineage} is damaged: {message}",
         safe="nothing was trained, and the stored files are as they were",
-        next="restore what is missing, or start anew: stepctl train --fresh",
+        next=f"restore what is missing, or go on from a complete checkpoint (stepctl status and "
+        f"stepctl lineage forks list them): stepctl lineage use CHECKPOINT{of(lineage)}",
         code="damaged_lineage",
     )
 
 
-def _start(tree: Tree) -> tuple[str, str, frozenset[str]]:
-    """Where the walk starts, the key of its claim, and the children it passes over."""
-    if not tree.choices:
-        return ROOT, ROOT, frozenset()
-    number, choice = tree.choices[-1]
-    if choice is None:
-        raise damaged_lineage(tree.lineage, f"{layout.choice_at(tree.lineage, number)} cannot be read")
-    if not layout.is_root(choice.at) and choice.at not in tree.nodes:
-        raise damaged_lineage(tree.lineage, f"checkpoint {choice.at}, which was chosen as the start, is gone")
-    return choice.at, layout.claim_key(choice.at, number), frozenset(choice.passed_over)
+def _start(tree: Tree) -> _Start:
+    problem = None
+    for number, choice in reversed(tree.choices):
+        if choice is not None and (layout.is_root(choice.at) or choice.at in tree.nodes):
+            passed = frozenset(choice.passed_over)
+            return _Start(choice.at, layout.claim_key(choice.at, number), passed, problem)
+        what = (
+            f"{layout.choice_at(tree.lineage, number)} cannot be read"
+            if choice is None
+            else f"checkpoint {choice.at}, which was chosen as the start, is gone"
+        )
+        problem = problem or damaged_lineage(tree.lineage, what)
+    return _Start(ROOT, ROOT, frozenset(), problem)
 
 
 def _follow(bucket: Bucket, tree: Tree, found: Walk, key: str, passed: frozenset[str]) -> str | None:
@@ -117,7 +152,7 @@ def _without(tree: Tree, found: Walk, key: str, name: str, first: str | None) ->
     if unplaced is not None and unplaced.parent is None and unplaced.problem is not None:
         raise unplaced.problem
     if first is None and layout.is_root(at):
-        _check_end(tree, at, _start(tree)[2])
+        _check_end(tree, at, _start(tree).passed)
         raise damaged_lineage(tree.lineage, f"checkpoint {name}, the first after {at}, is gone, and so is all after it")
     found.notes.append(
         f"checkpoint {name} came first after {at}, but it is gone or has no manifest: "

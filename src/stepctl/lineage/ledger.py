@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from stepctl.lineage.layout import is_root
 from stepctl.lineage.manifest import damaged, follows
-from stepctl.lineage.records import LedgerLine, Manifest, checkpoint_name
+from stepctl.lineage.records import Change, LedgerLine, Manifest, checkpoint_name
 
 Ledger = tuple[LedgerLine, ...]
 _OF_MANIFEST = ("checkpoint", "parent", "run", "key", "trace_sha256", "rows_done", "rows_total", "step")
@@ -78,6 +79,24 @@ def by_key(ledger: Sequence[LedgerLine], key: str) -> LedgerLine | None:
 def by_trace(ledger: Sequence[LedgerLine], sha256: str) -> LedgerLine | None:
     """The newest line of a trace with that digest."""
     return next((line for line in reversed(ledger) if line.trace_sha256 == sha256), None)
+
+
+def changes(before: Manifest | None, settings: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[Change, ...]:
+    """What a run with these train settings and versions has otherwise than the checkpoint that it starts from.
+
+    A setting that ``before`` did not know yet is none that anybody changed; a version that came or went is.
+    """
+    if before is None:
+        return ()
+    old, new = before.versions, dict(versions)
+    pairs = [(name, before.settings.get(name), settings[name]) for name in sorted(before.settings.keys() & settings)]
+    pairs += [(f"versions.{name}", old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys())]
+    return tuple(Change(name=name, before=was, after=now) for name, was, now in pairs if _differ(was, now))
+
+
+def _differ(was: object, now: object) -> bool:
+    """As JSON has them: what was stored came back as lists."""
+    return msgspec.json.encode(was) != msgspec.json.encode(now)
 
 
 def _check_chain(lines: Sequence[LedgerLine]) -> None:

@@ -14,18 +14,32 @@ from stepctl.lineage.buckets.base import is_safe
 from stepctl.lineage.layout import LEDGER, MANIFEST, is_root, parse_checkpoint
 from stepctl.lineage.records import MANIFEST_VERSION, FileEntry, Identity, Manifest, checkpoint_name
 
+DEFAULT_LINEAGE = "main"
+
 
 def damaged(
     lineage: str, checkpoint: str, path: str, problem: str, *, previous: str | None = None
 ) -> DamagedCheckpoint:
     """The error for one bad file of a checkpoint; ``previous`` is the complete checkpoint before it, if any."""
-    before = f" (the complete one before it is {previous})" if previous else ""
+    go_on = f"go on from the one before it: stepctl lineage use {previous}{of(lineage)}" if previous else ""
+    start = "start anew: stepctl train --fresh"
     return DamagedCheckpoint(
         f"checkpoint {checkpoint} of lineage {lineage} is damaged: {path} {problem}",
         safe="nothing was trained on it, and the stored files are as they were",
-        next=f"stepctl lineage verify, then restore that file{before}; or start anew: stepctl train --fresh",
-        details={"lineage": lineage, "checkpoint": checkpoint, "path": path, "problem": problem},
+        next=f"restore that file (stepctl lineage verify checks it), or {go_on or start}",
+        details={
+            "lineage": lineage,
+            "checkpoint": checkpoint,
+            "path": path,
+            "problem": problem,
+            "previous": previous,
+        },
     )
+
+
+def of(lineage: str) -> str:
+    """The option that a command to type needs for a lineage that has not the default name."""
+    return "" if lineage == DEFAULT_LINEAGE else f" --lineage {lineage}"
 
 
 def entries_of(folder: Path) -> tuple[FileEntry, ...]:

@@ -66,10 +66,19 @@ class Manifest(Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
 
 
-class LedgerLine(Struct, frozen=True, kw_only=True):
+class Change(Struct, frozen=True, kw_only=True):
+    """A train setting, or ``versions.<name>``, that a run has otherwise than what it started from; None: had none."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+class LedgerLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One checkpoint of the ancestry, kept for ever in ``ledger.jsonl`` of each checkpoint (its own line is the last).
 
-    A run that committed on its way has several lines; its last one counts.
+    A run that committed on its way has several lines; its last one counts. ``changed`` is against the checkpoint that
+    the run started from (nothing at a root); it and ``exact`` are None in ledgers of before they were recorded.
     """
 
     checkpoint: str
@@ -83,13 +92,16 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
     step: int
     loss: float | None
     created_at: str
+    changed: tuple[Change, ...] | None = None
+    exact: bool | None = None
 
 
 class Choice(Struct, frozen=True, kw_only=True):
     """An append-only record that moves the start of the head's walk: ``at`` is a checkpoint or a root.
 
     ``passed_over`` names the children that ``at`` had then (and damaged ones that may be): the walk takes none of
-    them, so that a rollback ends at ``at`` and the next checkpoint stored after it becomes the head.
+    them, so that a rollback ends at ``at`` and the next checkpoint stored after it becomes the head. ``left`` is the
+    head that it leads away from, as far as that was known.
     """
 
     at: str
@@ -97,6 +109,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     run: str | None
     created_at: str
     passed_over: tuple[str, ...] = ()
+    left: str | None = None
 
 
 def checkpoint_name(step: int, run: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepctl.base.errors import DamagedCheckpoint, StepctlError
@@ -9,7 +10,7 @@ from stepctl.lineage.buckets.base import Absent, Bucket, Stored
 from stepctl.lineage.head import Walk, settle, walk
 from stepctl.lineage.ledger import Ledger
 from stepctl.lineage.manifest import damaged
-from stepctl.lineage.records import Manifest
+from stepctl.lineage.records import FileEntry, Manifest
 from stepctl.lineage.tree import Folder, Tree, read_ledger, size_problem, survey
 
 _READS = 8
@@ -92,22 +93,23 @@ def state_of(bucket: Bucket, tree: Tree, found: Walk) -> LineageState:
     )
 
 
-def check_sizes(tree: Tree, manifest: Manifest) -> None:
-    """Hold the listing against a manifest, without reading a file.
+def check_sizes(tree: Tree, manifest: Manifest, entries: Sequence[FileEntry] | None = None) -> None:
+    """Hold the listing against a manifest, or against some of its ``entries``, without reading a file.
 
     Raises:
         DamagedCheckpoint: a file is missing, a link, or of another size; the complete checkpoint before it is named.
     """
-    problems = size_problems(manifest, tree.folders[manifest.checkpoint])
+    problems = size_problems(manifest, tree.folders[manifest.checkpoint], entries)
     if problems:
         path, problem = next(iter(problems.items()))
         previous = tree.previous(manifest.checkpoint)
         raise damaged(manifest.lineage, manifest.checkpoint, path, problem, previous=previous)
 
 
-def size_problems(manifest: Manifest, folder: Folder) -> dict[str, str]:
-    """What is wrong by path, as far as a listing tells."""
-    found = {entry.path: size_problem(entry, folder.get(entry.path)) for entry in manifest.files}
+def size_problems(manifest: Manifest, folder: Folder, entries: Sequence[FileEntry] | None = None) -> dict[str, str]:
+    """What is wrong by path, as far as a listing tells; of some ``entries`` only, if they are given."""
+    wanted = manifest.files if entries is None else entries
+    found = {entry.path: size_problem(entry, folder.get(entry.path)) for entry in wanted}
     return {path: problem for path, problem in found.items() if problem is not None}
 
 

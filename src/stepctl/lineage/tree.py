@@ -17,6 +17,9 @@ from stepctl.lineage.ledger import Ledger, LedgerBroken, check_ledger, decode_le
 from stepctl.lineage.manifest import damaged, decode_manifest
 from stepctl.lineage.records import Choice, FileEntry, Manifest
 
+LARGEST_RECORD = 64 << 20
+"""Bytes of a manifest or a choice; what is larger is none, and is not read."""
+
 Folder = dict[str, Stored]
 """The stored files of one checkpoint by path relative to it."""
 
@@ -186,6 +189,9 @@ def _read_node(bucket: Bucket, lineage: str, name: str, folder: Folder) -> Node 
     if not stored.plain:
         path = stored.path.rsplit("/", 1)[-1]
         return replace(node, problem=damaged(lineage, name, path, "is a link, and links are not followed"))
+    if stored.size > LARGEST_RECORD:
+        problem = f"has {stored.size} bytes, which no manifest has"
+        return replace(node, problem=damaged(lineage, name, layout.MANIFEST, problem))
     data = bucket.read(stored.path)
     try:
         manifest = decode_manifest(data, lineage, name)
@@ -245,7 +251,8 @@ def _read_choices(bucket: Bucket, files: Sequence[Stored]) -> tuple[tuple[int, C
         if number is None:
             continue
         try:
-            choice = msgspec.json.decode(bucket.read(stored.path), type=Choice) if stored.plain else None
+            readable = stored.plain and stored.size <= LARGEST_RECORD
+            choice = msgspec.json.decode(bucket.read(stored.path), type=Choice) if readable else None
         except (msgspec.MsgspecError, UnicodeDecodeError):
             choice = None
         choices.append((number, choice))

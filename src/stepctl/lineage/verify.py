@@ -44,7 +44,7 @@ def verify(bucket: Bucket, lineage: str) -> Report:
     for name in sorted(tree.nodes):
         node = tree.nodes[name]
         if node.manifest is not None:
-            damages += _check(bucket, tree, node.manifest)
+            damages += check_checkpoint(bucket, tree, node.manifest)
         elif node.problem is not None:
             damages.append(_as_damage(name, node.problem))
     if damages:
@@ -66,7 +66,12 @@ def verify(bucket: Bucket, lineage: str) -> Report:
     )
 
 
-def _check(bucket: Bucket, tree: Tree, manifest: Manifest) -> list[Damage]:
+def check_checkpoint(bucket: Bucket, tree: Tree, manifest: Manifest) -> list[Damage]:
+    """Read every file of one checkpoint and compare.
+
+    Raises:
+        BucketError: the storage fails.
+    """
     lineage, name = manifest.lineage, manifest.checkpoint
     problems = size_problems(manifest, tree.folders[name])
     for entry in manifest.files:

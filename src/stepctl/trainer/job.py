@@ -20,7 +20,7 @@ from stepctl.jobs.events import Committed, Device, Evaluation, Failed, Progress,
 from stepctl.jobs.result import JobResult
 from stepctl.jobs.spec import JobSpec, TraceSpec
 from stepctl.lineage.buckets import open_bucket
-from stepctl.lineage.ledger import decode_ledger
+from stepctl.lineage.ledger import changes, decode_ledger
 from stepctl.lineage.records import MANIFEST_VERSION, LedgerLine, Manifest, checkpoint_name
 from stepctl.lineage.store import (
     clean_leftovers,
@@ -57,6 +57,8 @@ class Job:
     loaded: Loaded | None = None
     parent: str = ""
     ledger: tuple[LedgerLine, ...] = ()
+    extends: Manifest | None = None
+    """Of the checkpoint that the job started from."""
     committed_step: int = 0
     committing: bool = False
     unsure: tuple[Manifest, LedgerLine] | None = None
@@ -161,6 +163,7 @@ class Job:
             self.ledger = decode_ledger((folder / "ledger.jsonl").read_bytes())
             self.engine.restore(folder, manifest)
             self._compare(manifest)
+            self.extends = manifest
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -277,6 +280,8 @@ class Job:
         shutil.rmtree(self.dir.out, ignore_errors=True)
         make_dirs(folder)
         now = iso(utc_now())
+        assert self.loaded is not None
+        settings, versions = msgspec.to_builtins(spec.train), self.loaded.versions
         line = LedgerLine(
             checkpoint=name,
             parent=self.parent,
@@ -289,10 +294,11 @@ class Job:
             step=result.step,
             loss=result.losses[-1],
             created_at=now,
+            changed=changes(self.extends, settings, versions),
+            exact=result.exact,
         )
         self.engine.save(folder)
         write_atomic(folder / "ledger.jsonl", ledger_for(self.ledger, line))
-        assert self.loaded is not None
         manifest = Manifest(
             version=MANIFEST_VERSION,
             checkpoint=name,
@@ -305,8 +311,8 @@ class Job:
             rows_done=result.rows_done,
             rows_total=spec.trace.rows_total,
             identity=spec.identity,
-            settings=msgspec.to_builtins(spec.train),
-            versions=self.loaded.versions,
+            settings=settings,
+            versions=versions,
             exact=result.exact,
             loss=line.loss,
             created_at=now,

@@ -60,6 +60,12 @@ class Bucket(Protocol):
         and no claim is made.
         """
 
+    def list_folders(self) -> Sequence[str]:
+        """Names of the folders at the top of the bucket, sorted, links to folders among them; none when it is empty.
+
+        One listing of the top is enough: nothing below it is read.
+        """
+
     def list_files(self, prefix: str) -> Sequence[Stored]:
         """All files below the folder ``prefix``, sorted by path; none when it does not exist."""
 

@@ -39,6 +39,14 @@ class DirectoryBucket:
     def url(self) -> str:
         return str(self._root)
 
+    def list_folders(self) -> list[str]:
+        with self._said("list", "."):
+            try:
+                with os.scandir(self._root) as found:
+                    return sorted(entry.name for entry in found if entry.is_dir())
+            except FileNotFoundError:
+                return []
+
     def list_files(self, prefix: str) -> list[Stored]:
         with self._said("list", prefix):
             try:

@@ -1,11 +1,9 @@
-"""``stepctl lineage``: looking after a lineage."""
+"""``stepctl lineage verify``: every stored byte against its manifest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-
-import typer
 
 from stepctl.cli.options import Bucket, Json, Lineage, Model
 from stepctl.cli.output import Output
@@ -13,19 +11,11 @@ from stepctl.cli.output import Output
 if TYPE_CHECKING:
     from stepctl.lineage.store import Report
 
-app = typer.Typer(
-    help="Look after a lineage.", rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-)
 
-
-@app.callback()
-def _group() -> None:
-    pass
-
-
-@app.command()
 def verify(bucket: Bucket = None, lineage: Lineage = None, model: Model = None, json: Json = False) -> int:
     """Check every file of every complete checkpoint against its manifest (exit 1 when something is damaged)."""
+    import msgspec
+
     from stepctl.cli.session import open_world
     from stepctl.lineage.store import verify as check
 
@@ -33,8 +23,6 @@ def verify(bucket: Bucket = None, lineage: Lineage = None, model: Model = None, 
     world = open_world(output, {"bucket": bucket, "lineage": lineage, "model": model})
     report = check(world.bucket(), world.loaded.settings.lineage)
     document = {"state": "damaged" if report.damages else "clean", "exit_code": 1 if report.damages else 0}
-    import msgspec
-
     output.result({**document, **msgspec.to_builtins(report)}, _lines(report))
     return 1 if report.damages else 0
 
