@@ -16,7 +16,7 @@ PAIRS = [{"prompt": f"What is {n}?", "chosen": f"It is {n}.", "rejected": "No."}
 
 def answering(project: Project) -> None:
     """A trainer's Python that knows the device, as the plan asks."""
-    probe = {"device": "cpu", "precision": "fp32", "cuda_available": False}
+    probe = {"device": "cpu", "precision": "fp32", "gpus": [], "reason": "as asked"}
     (project.path / "python").write_text(f"#!/bin/sh\necho '{json.dumps(probe)}'\n")
 
 
