@@ -46,20 +46,25 @@ def finish(output: Output, report: Report) -> int:
         write_line(sys.stderr, f"error: {report.checkpoint} is a fork: another checkpoint is the head now")
         write_line(sys.stderr, "safe: the work is kept in the bucket")
         write_line(sys.stderr, "next: the same command again trains it on the head; stepctl lineage forks lists forks")
-    if report.exit_code == 130:
-        write_line(sys.stderr, f"detached: run {report.run} goes on; stepctl train attach {report.run}")
-    elif report.exit_code == 124:
-        write_line(sys.stderr, f"the time limit passed: run {report.run} goes on; stepctl train attach {report.run}")
-    elif report.state == "stopped" and report.rows_done < report.rows_total:
+    if not _goes_on(report) and report.state == "stopped" and report.rows_done < report.rows_total:
         again = f"--key {report.key}" if report.key else "--continue"
         write_line(sys.stderr, f"next: the same command with {again} trains the other rows")
     output.result(report, report_lines(report))
     return report.exit_code
 
 
+def _goes_on(report: Report) -> bool:
+    """Whether only the wait for the run is over; that is said."""
+    why = {130: "detached", 124: "the time limit passed"}.get(report.exit_code)
+    if why is None:
+        return False
+    write_line(sys.stderr, f"{why}: run {report.run} goes on; stepctl train attach {report.run}")
+    return True
+
+
 def ended(output: Output, report: Report) -> int:
     """For the verbs that end a run: they have done their work when it has ended, however it ended."""
-    if report.exit_code not in (124, 130):
+    if not _goes_on(report):
         report.exit_code = 0
     output.result(report, report_lines(report))
     return report.exit_code
