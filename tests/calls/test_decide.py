@@ -9,8 +9,15 @@ from stepctl.calls.decide import Ask, decide
 from stepctl.lineage.records import LedgerLine
 
 
-def _line(
-    step: int, *, key: str | None = None, sha: str = "A", done: int = 8, run: str = "r", parent: str = "root"
+def line_of(
+    step: int,
+    *,
+    key: str | None = None,
+    sha: str = "A",
+    done: int = 8,
+    run: str = "r",
+    parent: str = "root",
+    exact: bool | None = None,
 ) -> LedgerLine:
     return LedgerLine(
         checkpoint=f"{step:08d}-{run}",
@@ -24,6 +31,7 @@ def _line(
         step=step,
         loss=1.0,
         created_at="",
+        exact=exact,
     )
 
 
@@ -36,54 +44,71 @@ def test_an_empty_lineage_trains_from_the_first_row() -> None:
 
 
 def test_a_finished_key_is_replayed_and_an_unfinished_one_continued() -> None:
-    assert decide(Ask(sha256="A", key="k"), (_line(1, key="k"),), "main", 1).replay == _line(1, key="k")
-    unfinished = _line(1, key="k", done=4)
-    assert decide(Ask(sha256="A", key="k"), (unfinished, _line(2, sha="B")), "main", 2).rows_start == 4
+    assert decide(Ask(sha256="A", key="k"), (line_of(1, key="k"),), "main", 1).replay == line_of(1, key="k")
+    unfinished = line_of(1, key="k", done=4)
+    assert decide(Ask(sha256="A", key="k"), (unfinished, line_of(2, sha="B")), "main", 2).rows_start == 4
 
 
 def test_a_key_belongs_to_one_trace() -> None:
     with pytest.raises(LineageConflict, match="another trace"):
-        _decide(Ask(sha256="B", key="k"), _line(1, key="k"))
+        _decide(Ask(sha256="B", key="k"), line_of(1, key="k"))
 
 
 def test_an_unfinished_head_needs_a_word() -> None:
     with pytest.raises(LineageConflict, match="4 of its 8 rows"):
-        _decide(Ask(sha256="A"), _line(1, done=4))
-    assert decide(Ask(sha256="A", go_on=True), (_line(1, done=4),), "main", 1).rows_start == 4
+        _decide(Ask(sha256="A"), line_of(1, done=4))
+    assert decide(Ask(sha256="A", go_on=True), (line_of(1, done=4),), "main", 1).rows_start == 4
 
 
 def test_an_unfinished_trace_that_is_not_the_head_may_start_over() -> None:
-    ledger = (_line(1, done=4), _line(2, sha="B"))
+    ledger = (line_of(1, done=4), line_of(2, sha="B"))
     assert decide(Ask(sha256="A"), ledger, "main", 2).rows_start == 0
     assert decide(Ask(sha256="A", go_on=True), ledger, "main", 2).rows_start == 4
 
 
 def test_a_trace_left_unfinished_is_pointed_out() -> None:
-    decision = decide(Ask(sha256="B"), (_line(1, done=4),), "main", 1)
+    decision = decide(Ask(sha256="B"), (line_of(1, done=4),), "main", 1)
     assert [w["code"] for w in decision.warnings] == ["left_unfinished"]
 
 
-def test_a_new_key_trains_a_known_trace() -> None:
-    assert decide(Ask(sha256="A", key="new"), (_line(1, key="k"),), "main", 1).replay is None
+@pytest.mark.parametrize("earlier", [None, "k"])
+def test_a_new_key_trains_a_known_trace_and_that_is_said(earlier: str | None) -> None:
+    decision = decide(Ask(sha256="A", key="new"), (line_of(1, key=earlier),), "main", 1)
+    assert (decision.replay, decision.rows_start, decision.key) == (None, 0, "new")
+    assert [w["code"] for w in decision.warnings] == ["trained_before"]
+
+
+@pytest.mark.parametrize(("key", "way"), [(None, "--continue"), ("k", "--key k")])
+def test_rows_that_are_trained_again_are_counted(key: str | None, way: str) -> None:
+    (warning,) = decide(Ask(sha256="A", key="new"), (line_of(1, key=key, done=4),), "main", 1).warnings
+    assert warning["code"] == "trained_before"
+    assert "rows 1 to 4" in str(warning["message"])
+    assert way in str(warning["message"])
+
+
+def test_both_are_said_when_another_trace_is_left_unfinished() -> None:
+    ledger = (line_of(1), line_of(2, sha="B", done=4))
+    decision = decide(Ask(sha256="A", key="new"), ledger, "main", 2)
+    assert [w["code"] for w in decision.warnings] == ["trained_before", "left_unfinished"]
 
 
 def test_expect_step() -> None:
     with pytest.raises(LineageConflict, match="at step 1, not at step 0"):
-        _decide(Ask(sha256="B", expect_step=0), _line(1))
-    assert decide(Ask(sha256="A", key="k", expect_step=0), (_line(1, key="k"),), "main", 1).replay
-    assert decide(Ask(sha256="B", fresh=True, expect_step=0), (_line(1),), "main", 1).rows_start == 0
+        _decide(Ask(sha256="B", expect_step=0), line_of(1))
+    assert decide(Ask(sha256="A", key="k", expect_step=0), (line_of(1, key="k"),), "main", 1).replay
+    assert decide(Ask(sha256="B", fresh=True, expect_step=0), (line_of(1),), "main", 1).rows_start == 0
 
 
 def test_fresh_is_answered_from_the_root_that_its_key_made() -> None:
-    later = (_line(1, run="first"), _line(2, key="k"))
+    later = (line_of(1, run="first"), line_of(2, key="k"))
     decision = decide(Ask(sha256="A", key="k", fresh=True), later, "main", 2)
     assert decision.replay is None
     assert decision.fresh
-    own = _line(1, key="k", parent="root-r")
+    own = line_of(1, key="k", parent="root-r")
     assert decide(Ask(sha256="A", key="k", fresh=True), (own,), "main", 1).replay == own
 
 
 def test_a_stopped_fresh_start_goes_on_in_the_root_it_made() -> None:
-    own = _line(1, key="k", parent="root-r", done=4)
+    own = line_of(1, key="k", parent="root-r", done=4)
     decision = decide(Ask(sha256="A", key="k", fresh=True), (own,), "main", 1)
     assert (decision.rows_start, decision.fresh) == (4, False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stepctl.base.errors import LineageConflict
 from stepctl.lineage.ledger import by_key, by_trace
+from stepctl.lineage.manifest import of
 from stepctl.lineage.records import LedgerLine
 
 
@@ -39,6 +40,15 @@ def _warn(code: str, message: str) -> list[dict[str, object]]:
     return [{"code": code, "message": message}]
 
 
+def begun_by(ledger: Sequence[LedgerLine], key: str | None) -> bool:
+    """Whether the call with ``key`` made the start of this chain.
+
+    A repeated call of a fresh start goes on from, or is answered from, the start it made; a key that came later
+    belongs to what is left behind.
+    """
+    return key is not None and bool(ledger) and ledger[0].key == key
+
+
 def decide(ask: Ask, ledger: Sequence[LedgerLine], lineage: str, head_step: int) -> Decision:
     """Apply the rules of exactly-once (docs/lineage.md).
 
@@ -54,9 +64,7 @@ def decide(ask: Ask, ledger: Sequence[LedgerLine], lineage: str, head_step: int)
     """
     line = by_key(ledger, ask.key) if ask.key is not None else None
     if ask.fresh:
-        # A repeated call of a fresh start goes on from, or is answered from, the start it made; a key that came later
-        # belongs to what is left behind.
-        line = line if line is not None and ledger[0].key == ask.key else None
+        line = line if begun_by(ledger, ask.key) else None
         if line is None:
             _expect(ask, 0, lineage)
             return Decision(fresh=True, key=ask.key)
@@ -80,7 +88,7 @@ def decide(ask: Ask, ledger: Sequence[LedgerLine], lineage: str, head_step: int)
     if line is not None:
         # Going on without naming the key that the trace has finishes that key too: it must not train these rows again.
         return Decision(rows_start=line.rows_done, key=line.key)
-    return Decision(key=ask.key, warnings=_abandoned(ledger))
+    return Decision(key=ask.key, warnings=_again(ask, ledger))
 
 
 def _without_key(ask: Ask, ledger: Sequence[LedgerLine]) -> LedgerLine | None:
@@ -103,10 +111,24 @@ def _expect(ask: Ask, head_step: int, lineage: str) -> None:
         raise LineageConflict(
             f"the head of lineage {lineage!r} is at step {head_step}, not at step {ask.expect_step}",
             safe="nothing was trained",
-            next="stepctl status",
+            next=f"stepctl status{of(lineage)}",
             code="other_step",
             details={"head_step": head_step, "expect_step": ask.expect_step},
         )
+
+
+def _again(ask: Ask, ledger: Sequence[LedgerLine]) -> list[dict[str, object]]:
+    """What to know when a trace is trained from its first row: that some of it was before, or that another is left."""
+    line = by_trace(ledger, ask.sha256)
+    if line is None:
+        return _abandoned(ledger)
+    key = f", key {line.key}" if line.key else ""
+    if line.rows_done >= line.rows_total:
+        text = f"this trace was trained before, to step {line.step} (run {line.run}{key}); it is trained again"
+        return [*_warn("trained_before", text), *_abandoned(ledger)]
+    text = f"rows 1 to {line.rows_done} of this trace were trained before, to step {line.step} (run {line.run}{key})"
+    rest = f"--key {line.key}" if line.key else "--continue"
+    return _warn("trained_before", f"{text}; they are trained again: {rest} alone would train the rest")
 
 
 def _abandoned(ledger: Sequence[LedgerLine]) -> list[dict[str, object]]:

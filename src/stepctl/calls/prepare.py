@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from stepctl.base.errors import StepctlError, TraceRefused
+from stepctl.base.errors import StepctlError, TraceRefused, UsageError
+from stepctl.calls.decide import begun_by
 from stepctl.calls.origin import Origin, find_origin, require_fits
 from stepctl.calls.request import TrainRequest
 from stepctl.calls.world import World
 from stepctl.config.load import Loaded
-from stepctl.config.model import Settings
+from stepctl.config.model import LoraSettings, Settings, TrainSettings
 from stepctl.lineage.buckets.base import Bucket
 from stepctl.lineage.head import DAMAGE
 from stepctl.lineage.identity import require_same
-from stepctl.lineage.records import ROOT, Identity
+from stepctl.lineage.records import ROOT, Identity, Manifest
 from stepctl.lineage.store import LineageState, read_lineage
 from stepctl.models.resolve import ResolvedModel, is_folder, resolve_model
 from stepctl.traces.judge import judge
@@ -38,9 +39,15 @@ INHERITED = (
 """Train settings that a lineage goes on with unless they are given: what a step is, not where it is made."""
 
 
+_Section = TypeVar("_Section", LoraSettings, TrainSettings)
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A call that may be made. ``settings`` are effective: what was not given is the lineage's, at ``parent``."""
+    """A call that may be made. ``settings`` are effective: what was not given is the lineage's, at ``parent``.
+
+    With ``fresh`` it starts at a root, and nothing is the lineage's.
+    """
 
     settings: Settings
     bucket: Bucket
@@ -50,6 +57,7 @@ class Prepared:
     held_out: Judgement | None
     origin: Origin | None
     parent: str
+    fresh: bool
     inherited: list[str]
 
     @property
@@ -88,10 +96,22 @@ def inherit(
         if same_model and "revision" not in given and not is_folder(base.model):
             changes["revision"] = base.revision
     shape = {name: value for name, value in lora.items() if f"lora.{name}" not in given}
-    changes["lora"] = msgspec.structs.replace(settings.lora, **shape)
+    changes["lora"] = _taken_over(settings.lora, shape, "LoRA shape")
     known = {name: train[name] for name in INHERITED if name in train and f"train.{name}" not in given}
-    changes["train"] = msgspec.structs.replace(settings.train, **known)
+    changes["train"] = _taken_over(settings.train, known, "train settings")
     return msgspec.structs.replace(settings, **changes)
+
+
+def _taken_over(own: _Section, others: dict[str, Any], what: str) -> _Section:
+    """``own`` with values that a checkpoint or an adapter brings: judged like those that a person gives."""
+    try:
+        return msgspec.convert({**msgspec.to_builtins(own), **others}, type(own))
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"the {what} to go on with cannot be used: {error}",
+            safe="nothing was trained",
+            next="give that setting",
+        ) from None
 
 
 def _inherited(loaded: Loaded, settings: Settings) -> list[str]:
@@ -138,7 +158,8 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     """
     loaded, bucket = world.loaded, world.bucket()
     state = read_state(bucket, loaded.settings.lineage, fresh=request.fresh)
-    head = None if request.fresh else state.head
+    fresh = request.fresh and not begun_by(state.ledger, request.key)
+    head = None if fresh else state.head
     origin = None
     if loaded.settings.init_from is not None:
         origin = find_origin(loaded.settings.init_from, bucket, loaded.project)
@@ -151,18 +172,16 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     judged = _judge(request.sources, tokenizer, settings)
     held_out = _judge((request.eval_source,), tokenizer, settings) if request.eval_source else None
     _refuse_bad([*judged.bad, *(held_out.bad if held_out else [])])
-    identity = _identity(settings, model, state, request.fresh, origin)
+    identity = _identity(settings, model, head, origin)
     if head is not None:
         require_same(settings.lineage, head.identity, identity)
     inherited = _inherited(loaded, settings)
-    return Prepared(settings, bucket, model, identity, judged, held_out, origin, state.parent, inherited)
+    return Prepared(settings, bucket, model, identity, judged, held_out, origin, state.parent, fresh, inherited)
 
 
-def _identity(
-    settings: Settings, model: ResolvedModel, state: LineageState, fresh: bool, origin: Origin | None
-) -> Identity:
+def _identity(settings: Settings, model: ResolvedModel, head: Manifest | None, origin: Origin | None) -> Identity:
     """What this call asks for; an origin that is not given again is the recorded one."""
-    inherited = state.head.identity.origin if state.head and not fresh else None
+    inherited = head.identity.origin if head else None
     return Identity(
         model=settings.model,
         revision=model.revision,
@@ -188,9 +207,10 @@ def _refuse_bad(bad: list[BadRow]) -> None:
         return
     lines = [_bad_line(row) for row in bad]
     shown = lines[:20] + ([f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else [])
-    noun = "row" if len(bad) == 1 else "rows"
+    count = len({(row.file, row.line) for row in bad})
+    noun = "row" if count == 1 else "rows"
     raise TraceRefused(
-        "\n".join([f"the trace is refused: {len(bad)} bad {noun}", *shown]),
+        "\n".join([f"the trace is refused: {count} bad {noun}", *shown]),
         safe="nothing was trained, and the head is as it was",
         next="mend or remove those rows, then run the command again",
         details={"bad": [msgspec.to_builtins(row) for row in bad]},
