@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -106,6 +109,21 @@ class Project:
             check=False,
         )
 
+    def call(self, *args: object) -> subprocess.CompletedProcess[str]:
+        """The command line in this process: much quicker, where a process of its own is not the point."""
+        from stepctl.cli.main import run
+
+        out, err = io.StringIO(), io.StringIO()
+        words = [str(arg) for arg in args]
+        with (
+            mock.patch.dict(os.environ, self.env, clear=True),
+            contextlib.chdir(self.path),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = run(words)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
     def start(self, *args: object) -> subprocess.Popen[str]:
         """Call the command line and do not wait."""
         return subprocess.Popen(
@@ -127,14 +145,14 @@ class Project:
         return answer
 
     def status(self) -> dict[str, Any]:
-        done = self.run("status", "--json")
+        done = self.call("status", "--json")
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
     def verify(self) -> None:
         """The lineage is clean."""
-        done = self.run("lineage", "verify", "--json")
+        done = self.call("lineage", "verify", "--json")
         assert done.returncode == 0, done.stdout + done.stderr
 
     def runs(self) -> list[Path]:

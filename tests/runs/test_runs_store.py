@@ -70,8 +70,11 @@ def test_unfinished_runs_are_those_of_the_lineage(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     for run, state in (("a", "done"), ("b", "running"), ("c", "commit_pending"), ("d", "needs_trace")):
         store.create(_record(run, state))
-    assert [r.run for r in store.unfinished("/b", "main")] == ["b", "c"]
-    assert store.unfinished("/b", "other") == []
+    (tmp_path / "d/run.json").write_text("{")
+    found, unreadable = store.unfinished("/b", "main")
+    assert [r.run for r in found] == ["b", "c"]
+    assert [(each.run, each.path) for each in unreadable] == [("d", tmp_path / "d/run.json")]
+    assert store.unfinished("/b", "other")[0] == []
 
 
 def test_a_damaged_or_newer_record_is_said_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stepctl.base.errors import StepctlError
+from stepctl.base.errors import Exit, StepctlError
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
 from stepctl.jobs.events import decode_events
@@ -20,8 +20,9 @@ Ending = Literal["ended", "detached", "timed_out"]
 
 
 class TimedOut(StepctlError):
-    """A wait ran into its limit; the run goes on."""
+    """A wait ran into its limit; what was waited for goes on."""
 
+    exit_code = Exit.TIMED_OUT
     code = "timed_out"
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from stepctl.base.errors import Exit
+from stepctl.base.errors import Exit, StepctlError
 from stepctl.base.names import utc_now
+from stepctl.config.load import Loaded
 from stepctl.jobs.directory import JobDir
 from stepctl.jobs.events import AnyEvent, Device, Evaluation, Progress, Warned, decode_events
-from stepctl.jobs.result import JobResult
+from stepctl.jobs.result import RESULT_VERSION, JobResult
 from stepctl.lineage.records import ROOT, LedgerLine
 from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
@@ -24,6 +26,17 @@ EXITS = {
     "cancelled": Exit.CANCELLED,
     "commit_pending": Exit.NOT_COMMITTED,
 }
+
+
+def train_again(loaded: Loaded, record: RunRecord, *words: str) -> str:
+    """The command that trains a run's trace on its lineage, with more ``words`` and all that today's settings lack."""
+    needed = {"lineage": record.lineage, "bucket": record.bucket}
+    if record.from_step == 0:  # later ones are the lineage's
+        needed |= {"method": record.method, "model": record.model}
+    for name, value in needed.items():
+        if loaded.sources[name] == "option" or getattr(loaded.settings, name) != value:
+            words = (*words, f"--{name}", value)
+    return shlex.join(["stepctl", "train", *record.trace.paths, *words])
 
 
 def exit_code(report: Report) -> int:
@@ -122,6 +135,7 @@ def replayed(report: Report, line: LedgerLine, earlier: RunRecord | None) -> Rep
     report.rows_done, report.rows_total, report.num_examples = line.rows_done, line.rows_total, line.rows_total
     report.loss, report.checkpoint, report.trace_sha256 = line.loss, line.checkpoint, line.trace_sha256
     report.key = line.key
+    report.exact = line.exact if line.exact is not None else report.exact
     report.steps_run = line.step - line.from_step
     report.exit_code = 0
     return report
@@ -136,6 +150,24 @@ def read_result(job: JobDir) -> JobResult:
     """The result of a job that ended.
 
     Raises:
-        OSError, msgspec.MsgspecError: it is not there, or damaged.
+        StepctlError: it is of a newer release, or damaged.
+        OSError: it is not there.
     """
-    return msgspec.json.decode(job.result.read_bytes(), type=JobResult)
+    data = job.result.read_bytes()
+    try:
+        version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
+        if type(version) is int and version > RESULT_VERSION:
+            raise StepctlError(
+                f"{job.result} has version {version}, and this stepctl reads version {RESULT_VERSION}",
+                safe="what the run saved and committed is as it was",
+                next="install the release of stepctl that trained it, or a newer one, then repeat the command",
+                code="result_version",
+            )
+        return msgspec.json.decode(data, type=JobResult)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StepctlError(
+            f"{job.result} cannot be read: {error}",
+            safe="what the run saved and committed is as it was",
+            next=f"rm {shlex.quote(str(job.result))}, then repeat the command: the bucket tells how the run ended",
+            code="damaged_result",
+        ) from error

@@ -29,7 +29,9 @@ class TrainRequest:
     detach: bool = False
     no_wait: bool = False
     run: str | None = None
-    """Set when an earlier run that never got its examples is started again."""
+    """Set when an earlier run that never got its examples is started again: by a call that only attaches to it."""
+    timeout: float | None = None
+    """Seconds to wait for the end at most."""
 
 
 def read_sources(names: Sequence[str], stdin: BinaryIO) -> tuple[tuple[str, ...], tuple[Source, ...]]:

@@ -8,6 +8,7 @@ import msgspec
 
 from stepctl.base.errors import StepctlError, UsageError
 from stepctl.base.files import sha256_bytes
+from stepctl.calls.reporting import train_again
 from stepctl.calls.request import STDIN, TrainRequest, read_source
 from stepctl.calls.train import train
 from stepctl.calls.world import World
@@ -24,18 +25,19 @@ class TraceNeeded(StepctlError):
     code = "needs_trace"
 
 
-def restart(world: World, record: RunRecord, trace: list[str] | None = None) -> Report:
+def restart(world: World, record: RunRecord, trace: list[str] | None = None, timeout: float | None = None) -> Report:
     """Train what run ``record`` was asked to, from the head as it is now, under the same run id.
 
     Args:
         trace: files to read instead of the recorded ones; their content must be the same.
+        timeout: seconds to wait for its end at most; then the report has exit code 124.
 
     Raises:
         TraceNeeded: the examples are not to be had.
         StepctlError: as ``stepctl train``.
     """
-    sources = _read(record, record.trace, trace)
-    held_out = _read(record, record.eval, None)[0] if record.eval else None
+    sources = _read(world.loaded, record, record.trace, trace)
+    held_out = _read(world.loaded, record, record.eval, None)[0] if record.eval else None
     request = TrainRequest(
         paths=record.trace.paths,
         sources=sources,
@@ -43,15 +45,16 @@ def restart(world: World, record: RunRecord, trace: list[str] | None = None) -> 
         eval_source=held_out,
         key=record.key,
         go_on=record.key is None and record.trace.rows_start > 0,
-        fresh=record.new_root,
+        fresh=record.settings.get("fresh", record.new_root),
         expect_step=record.expect_step,
         run=record.run,
+        timeout=timeout,
     )
     world.loaded = _loaded(world.loaded, record)
     return train(world, request)
 
 
-def _read(record: RunRecord, trace: TraceRecord, instead: list[str] | None) -> tuple[Source, ...]:
+def _read(loaded: Loaded, record: RunRecord, trace: TraceRecord, instead: list[str] | None) -> tuple[Source, ...]:
     paths = tuple(instead or trace.paths)
     ask = f"stepctl train attach {record.run} --trace FILE"
     if STDIN in paths:
@@ -64,7 +67,7 @@ def _read(record: RunRecord, trace: TraceRecord, instead: list[str] | None) -> t
         raise TraceNeeded(
             f"{', '.join(paths)} changed since run {record.run} was made",
             safe="nothing was trained",
-            next=f"{ask} with the file as it was, or a new call: stepctl train {' '.join(paths)}",
+            next=f"{ask} with the file as it was, or a new call: {train_again(loaded, record)}",
         )
     return sources
 
@@ -82,6 +85,7 @@ def _loaded(loaded: Loaded, record: RunRecord) -> Loaded:
         target=record.target,
         init_from=recorded.get("init_from"),
         keep_checkpoints=recorded["keep_checkpoints"],
+        trust_remote_code=recorded.get("trust_remote_code", loaded.settings.trust_remote_code),
         lora=msgspec.convert(recorded["lora"], LoraSettings),
         train=msgspec.convert(recorded["train"], TrainSettings),
     )

@@ -15,10 +15,12 @@ from stepctl.calls.reporting import (
     read_events,
     read_result,
     report_of,
+    train_again,
     with_checkpoint,
     with_events,
     with_result,
 )
+from stepctl.calls.unreadable import pass_over
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
 from stepctl.lineage.buckets import open_bucket
@@ -61,9 +63,12 @@ def unfinished(world: World, bucket: str, lineage: str, *, past_damage: bool = F
         past_damage: pass over an ended run whose state a damaged head hides; what it saved is in the bucket then.
 
     Raises:
-        StepctlError, OSError: as :func:`settle` and :func:`commit_pending`.
+        StepctlError, OSError: as :func:`settle`, :func:`commit_pending` and :func:`pass_over`.
     """
-    for record in world.store.unfinished(bucket, lineage):
+    records, unreadable = world.store.unfinished(bucket, lineage)
+    for each in unreadable:
+        world.listener.notice(f"warning: {pass_over(world.store, each, bucket, lineage)}")
+    for record in records:
         if running(world.store, record):
             return record
         try:
@@ -96,14 +101,14 @@ def settle(world: World, record: RunRecord, machine: Machine | None = None) -> R
         return record
     if job.result.exists():
         result = read_result(job)
-        return _end(store, record, with_result(with_events(report_of(record), read_events(job)), result))
+        return end_run(store, record, with_result(with_events(report_of(record), read_events(job)), result))
     if record.job is None or not job.events.exists():
         how = machine.death()
-        return _end(store, record, _no_trainer(record, job, how) if how else _needs_trace(record))
-    return _end(store, record, _died(world, record, machine, job))
+        return end_run(store, record, _no_trainer(record, job, how) if how else _needs_trace(record))
+    return end_run(store, record, _died(world, record, machine, job))
 
 
-def _end(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
+def end_run(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
     """Write the final state; what the job left for itself is removed.
 
     A record that another call changed since it was read is left as it is: that call settled the run, or started it
@@ -198,20 +203,19 @@ def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Rep
         return report
     report.state = "cancelled" if cancelled else "failed"
     if not cancelled:
-        report.error = _death(record, machine, report)
+        report.error = _death(world, record, machine, report)
     return report
 
 
-def _death(record: RunRecord, machine: Machine, report: Report) -> dict[str, Any]:
+def _death(world: World, record: RunRecord, machine: Machine, report: Report) -> dict[str, Any]:
     how = machine.death() or "it was killed, or the machine went down"
     kept = f"rows up to {report.rows_done} of {report.rows_total} are committed" if report.checkpoint else ""
-    again = f"--key {record.key}" if record.key else "--continue" if report.checkpoint else ""
+    again = ("--key", record.key) if record.key else ("--continue",) if report.checkpoint else ()
     return {
         "code": "job_died",
         "message": f"the trainer's process died: {how}; {kept or 'nothing of this call is committed'}, "
         f"and the head is at step {report.global_step}",
-        "next": " ".join(["stepctl train", *record.trace.paths, again]).strip()
-        + f" (log: stepctl runs logs {record.run})",
+        "next": f"{train_again(world.loaded, record, *again)} (log: stepctl runs logs {record.run})",
     }
 
 
@@ -243,9 +247,9 @@ def commit_pending(world: World, record: RunRecord) -> RunRecord:
             "message": f"the checkpoint that run {record.run} saved here is gone or damaged; its steps are lost",
             "next": "stepctl status",
         }
-        return _end(store, record, report)
+        return end_run(store, record, report)
     folder, manifest = saved
     report.forked = commit_folder(record, folder, manifest)
     report.state = "done" if manifest.rows_done >= manifest.rows_total else "stopped"
     report.checkpoint, report.error = manifest.checkpoint, None
-    return _end(store, record, report)
+    return end_run(store, record, report)

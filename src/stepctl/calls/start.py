@@ -70,7 +70,7 @@ def make_record(
         steps_planned=steps_of(rows - decision.rows_start, settings.train.grad_accum),
         new_root=new_root,
         client=myself(),
-        settings=_settings(prepared),
+        settings=_settings(prepared, decision.fresh),
         target_options=_target_options(world, settings.target),
         warnings=[
             *prepared.warnings,
@@ -92,12 +92,14 @@ def _eval_record(request: TrainRequest, held_out: Judgement | None) -> TraceReco
     return TraceRecord(paths=(request.eval_path,), sha256=held_out.sha256, rows_total=len(held_out.rows))
 
 
-def _settings(prepared: Prepared) -> dict[str, Any]:
+def _settings(prepared: Prepared, fresh: bool) -> dict[str, Any]:
     settings = prepared.settings
     return {
         "revision": prepared.identity.revision,
         "keep_checkpoints": settings.keep_checkpoints,
         "init_from": settings.init_from,
+        "trust_remote_code": settings.trust_remote_code,
+        "fresh": fresh,
         "lora": msgspec.to_builtins(settings.lora),
         "train": msgspec.to_builtins(settings.train),
     }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from stepctl.base.errors import LineageConflict, StepctlError
 from stepctl.calls.attach import report_now, wait_for_end
 from stepctl.calls.decide import Ask, Decision, decide
+from stepctl.calls.follow import TimedOut
 from stepctl.calls.prepare import Prepared, prepare, read_state
-from stepctl.calls.reporting import checkpoint_or_none, replayed
+from stepctl.calls.reporting import checkpoint_or_none, replayed, report_of
 from stepctl.calls.request import TrainRequest
-from stepctl.calls.settle import running, unfinished
+from stepctl.calls.settle import end_run, running, unfinished
 from stepctl.calls.start import make_record, method_warnings, start_job, steps_of
 from stepctl.calls.world import World
 from stepctl.lineage.identity import require_same
@@ -49,7 +52,9 @@ def train(world: World, request: TrainRequest) -> Report:
         return outcome
     if isinstance(outcome, RunRecord):
         world.listener.notice(f"run {outcome.run} is this very call and is running: following it")
-        return report_now(world, outcome) if request.detach else wait_for_end(world, outcome, own=False)
+        if request.detach:
+            return report_now(world, outcome)
+        return wait_for_end(world, outcome, own=False, timeout=request.timeout)
     return _run(world, request, prepared, outcome)
 
 
@@ -66,25 +71,32 @@ def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claim
     if request.detach:
         world.listener.notice(f"run {record.run} goes on by itself; follow it with: stepctl train attach {record.run}")
         return report_now(world, record)
-    return wait_for_end(world, record, own=True, machine=machine)
+    return wait_for_end(world, record, own=request.run is None, machine=machine, timeout=request.timeout)
 
 
 def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSError) -> None:
-    message = error.message if isinstance(error, StepctlError) else str(error)
-
-    def failed(record: RunRecord) -> None:
-        record.state = "failed"
-        record.error = {"code": getattr(error, "code", "os_error"), "message": message}
-
-    world.store.update(record.run, failed)
+    """Close the record as any other that ended; when that fails too, the error to tell is the first one."""
+    with contextlib.suppress(StepctlError, OSError):
+        record = world.store.load(record.run)
+        report = report_of(record)
+        report.state = "failed"
+        report.error = {"code": "system", "message": str(error), "next": ""}
+        if isinstance(error, StepctlError):
+            report.error = {"code": error.code, "message": error.message, "next": error.next}
+            report.error["exit_code"] = int(error.exit_code)
+        end_run(world.store, record, report)
 
 
 def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord | None:
     """Wait for the lineage's unfinished runs, decide on the head as it is then, and write the record.
 
     None says that the head is another one than when the call was prepared.
+
+    Raises:
+        TimedOut: the wait took longer than the call was given.
     """
     told: str | None = None
+    until = math.inf if request.timeout is None else world.now() + request.timeout
     while True:
         with world.store.lock():
             other = unfinished(world, prepared.settings.bucket, prepared.settings.lineage)
@@ -108,6 +120,12 @@ def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed |
         # Only this one is looked at meanwhile: reading all records, of which there may be thousands, takes long.
         world.wait(WAIT_SEC)
         while running(world.store, world.store.load(other.run)):
+            if world.now() >= until:
+                raise TimedOut(
+                    f"the time limit passed, and run {other.run} of lineage {other.lineage!r} is not finished",
+                    safe="nothing was trained by this call",
+                    next="repeat the command later",
+                )
             world.wait(WAIT_SEC)
 
 
@@ -146,7 +164,7 @@ def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) 
     decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)
-    if not request.fresh and state.parent != prepared.parent:
+    if decision.fresh != prepared.fresh or (not decision.fresh and state.parent != prepared.parent):
         return None
     if state.head is not None and not decision.fresh:
         require_same(settings.lineage, state.head.identity, prepared.identity)
@@ -174,9 +192,15 @@ def _base_report(world: World, prepared: Prepared, key: str | None) -> Report:
     )
 
 
+def _known(world: World, run: str) -> RunRecord | None:
+    try:
+        return world.store.load(run) if run in world.store.names() else None
+    except StepctlError:  # what it would add is not worth a refusal
+        return None
+
+
 def _replay(world: World, prepared: Prepared, line: LedgerLine) -> Report:
-    store = world.store
-    earlier = store.load(line.run) if line.run in store.names() else None
+    earlier = _known(world, line.run)
     world.listener.notice(f"nothing to train: run {line.run} trained this already, to step {line.step}")
     return replayed(_base_report(world, prepared, line.key), line, earlier)
 

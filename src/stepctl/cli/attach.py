@@ -31,7 +31,7 @@ def attach(
     try:
         report = call(world, run, timeout)
         if report.state == "needs_trace" and report.run is not None:
-            report = restart(world, world.store.load(report.run), trace)
+            report = restart(world, world.store.load(report.run), trace, timeout)
     finally:
         display.close()
     return finish(output, report)

@@ -44,7 +44,7 @@ def ls(json: Json = False) -> int:
     """List the runs, oldest first."""
     output = Output(json)
     store = _store(output)
-    records = [store.load(name) for name in store.names()]
+    records, unreadable = store.all()
     rows = [
         {
             "run": r.run,
@@ -58,7 +58,11 @@ def ls(json: Json = False) -> int:
         }
         for r in records
     ]
-    output.result({"runs": rows}, _table(rows) if rows else ["no runs yet"])
+    for each in unreadable:
+        output.warning(each.error.message)
+    nothing = [] if unreadable else ["no runs yet"]
+    document = {"runs": rows, "unreadable": [each.path for each in unreadable]}
+    output.result(document, _table(rows) if rows else nothing)
     return 0
 
 

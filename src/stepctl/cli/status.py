@@ -20,7 +20,9 @@ def status(bucket: Bucket = None, lineage: Lineage = None, model: Model = None, 
     world = open_world(output, {"bucket": bucket, "lineage": lineage, "model": model})
     settings, store = world.loaded.settings, world.store
     state = read_lineage(world.bucket(), settings.lineage)
-    waiting = store.unfinished(settings.bucket, settings.lineage)
+    waiting, unreadable = store.unfinished(settings.bucket, settings.lineage)
+    for each in unreadable:
+        output.warning(each.error.message)
     head = state.head
     document = {
         "lineage": settings.lineage,
@@ -47,6 +49,7 @@ def status(bucket: Bucket = None, lineage: Lineage = None, model: Model = None, 
         "commit_pending": [r.run for r in waiting if r.state == "commit_pending"],
         "ended": [r.run for r in waiting if state_now(store, r) == "ended"],
         "died": [r.run for r in waiting if state_now(store, r) == "died"],
+        "unreadable": [each.path for each in unreadable],
         "notes": state.notes,
     }
     output.result(document, _lines(document))

@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,15 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A run whose record, the file ``path``, is damaged or of a newer release."""
+
+    run: str
+    path: Path
+    error: StepctlError
 
 
 class RunStore:
@@ -86,9 +96,16 @@ class RunStore:
             data = path.read_bytes()
             record = msgspec.json.decode(data, type=RunRecord)
         except (OSError, msgspec.MsgspecError) as error:
-            raise StepctlError(f"{path} cannot be read: {error}", next="move that folder away") from error
+            raise StepctlError(
+                f"{path} cannot be read: {error}",
+                safe="what the run committed is in its bucket",
+                next="restore that file, or move its folder away",
+                code="unreadable_run",
+            ) from error
         if record.version > RUN_VERSION:
-            raise StepctlError(f"{path} was written by a newer stepctl", next="update stepctl")
+            raise StepctlError(
+                f"{path} was written by a newer stepctl", next="install a newer release", code="unreadable_run"
+            )
         return record
 
     def names(self) -> list[str]:
@@ -116,8 +133,18 @@ class RunStore:
             raise UsageError(f"there is no run {word!r} in {self.path}", next="stepctl runs ls", code="no_such_run")
         raise UsageError(f"{word!r} could be any of {', '.join(found[:5])}", next="type more of the id")
 
-    def unfinished(self, bucket: str, lineage: str) -> list[RunRecord]:
-        """Records of this lineage that say they have not ended, or wait for their commit."""
+    def all(self) -> tuple[list[RunRecord], list[Unreadable]]:
+        """All records, oldest first, and the runs whose record cannot be read."""
+        records, unreadable = [], []
+        for name in self.names():
+            try:
+                records.append(self.load(name))
+            except StepctlError as error:
+                unreadable.append(Unreadable(name, self.folder(name) / "run.json", error))
+        return records, unreadable
+
+    def unfinished(self, bucket: str, lineage: str) -> tuple[list[RunRecord], list[Unreadable]]:
+        """Records of this lineage that say they have not ended, or wait for their commit; and those unreadable."""
         waiting = (*UNFINISHED, "commit_pending")
-        records = (self.load(name) for name in self.names())
-        return [r for r in records if r.state in waiting and (r.bucket, r.lineage) == (bucket, lineage)]
+        records, unreadable = self.all()
+        return [r for r in records if r.state in waiting and (r.bucket, r.lineage) == (bucket, lineage)], unreadable
