@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -10,10 +11,25 @@ from stepctl.base.errors import LineageConflict, UsageError
 from stepctl.calls.settle import unfinished
 from stepctl.calls.world import World
 from stepctl.lineage.buckets.base import Bucket
-from stepctl.lineage.manifest import damaged
-from stepctl.lineage.records import LedgerLine, Manifest
+from stepctl.lineage.head import Walk
+from stepctl.lineage.manifest import damaged, of
+from stepctl.lineage.records import ROOT, Choice, LedgerLine, Manifest
 from stepctl.lineage.store import View, choose, look
 from stepctl.lineage.verify import check_checkpoint
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class How:
+    """What a refusal says is safe, and the command that takes a checkpoint by its name."""
+
+    safe: str
+    by_name: str
+
+
+MOVING = How("the head is as it was", "stepctl lineage use")
+COPYING = How("nothing was copied", "stepctl lineage pull DIR --checkpoint")
 
 
 class Chosen(Struct, kw_only=True):
@@ -73,7 +89,15 @@ def _move_head(world: World, pick: Callable[[View], Manifest], reason: str) -> C
         chosen = pick(view)
         _require_whole(bucket, view, chosen)
         done = choose(bucket, settings.lineage, chosen.checkpoint, reason)
+    if done is not None and done.left != (view.head.name if view.head else None):
+        view = _as_left(bucket, settings.lineage, done)
     return _chosen(view, chosen, settings.bucket, reason, changed=done is not None)
+
+
+def _as_left(bucket: Bucket, lineage: str, done: Choice) -> View:
+    """The lineage with the head that was really left: another machine moved it after it was looked at."""
+    tree = look(bucket, lineage).tree
+    return View(tree, Walk(head=done.left or ROOT), None)
 
 
 def _require_idle(world: World, bucket: str, lineage: str) -> None:
@@ -95,7 +119,7 @@ def _require_whole(bucket: Bucket, view: View, manifest: Manifest) -> None:
         raise damaged(manifest.lineage, name, damage.path, damage.problem, previous=view.tree.previous(name))
 
 
-def pick_step(view: View, step: int) -> Manifest:
+def pick_step(view: View, step: int, how: How = MOVING) -> Manifest:
     """The checkpoint at exactly ``step`` on the head's path.
 
     Raises:
@@ -106,19 +130,27 @@ def pick_step(view: View, step: int) -> Manifest:
     if found is not None:
         return found
     steps = ", ".join(str(manifest.step) for manifest in kept) or "none"
-    beside = sorted(m.checkpoint for m in view.tree.complete.values() if m.step == step)
+    there = sorted(m.checkpoint for m in view.tree.complete.values() if m.step == step)
+    beside = [name for name in there if view.problem_of(name) is None]
     pruned = any(view.tree.nodes[name].step == step for name in view.path)
     why = f"step {step} is pruned" if pruned else f"no checkpoint of the head's path is at step {step}"
     raise UsageError(
         f"lineage {view.tree.lineage}: {why} (kept steps: {steps})",
-        safe="the head is as it was",
-        next=f"stepctl lineage use {beside[0]} (a fork at that step)" if beside else "give one of the kept steps",
+        safe=how.safe,
+        next=_instead(view, kept, beside, how),
         code="no_such_step",
-        details={"step": step, "kept": [manifest.step for manifest in kept], "forks": beside},
+        details={"step": step, "kept": [manifest.step for manifest in kept], "forks": there},
     )
 
 
-def pick_name(view: View, word: str) -> Manifest:
+def _instead(view: View, kept: list[Manifest], beside: list[str], how: How) -> str:
+    option = of(view.tree.lineage)
+    if beside:
+        return f"{how.by_name} {beside[0]}{option} (a fork at that step)"
+    return "give one of the kept steps" if kept else f"stepctl lineage log{option}, or stepctl lineage ls for others"
+
+
+def pick_name(view: View, word: str, how: How = MOVING) -> Manifest:
     """The complete checkpoint whose name is ``word``, or alone begins with it.
 
     Raises:
@@ -131,17 +163,18 @@ def pick_name(view: View, word: str) -> Manifest:
     if found:
         raise UsageError(
             f"{word!r} could be any of {', '.join(found[:10])}",
-            safe="the head is as it was",
+            safe=how.safe,
             next="type more of the name",
             code="ambiguous_checkpoint",
             details={"candidates": found},
         )
     known = sorted(name for name in view.tree.nodes if word and name.startswith(word))
     why = f"checkpoint {known[0]} is pruned or damaged" if known else f"it has none whose name begins with {word!r}"
+    newest = sorted(complete, reverse=True)[:_NAMED]
     raise UsageError(
         f"lineage {lineage} has no such complete checkpoint: {why}",
-        safe="the head is as it was",
-        next="stepctl status lists the complete ones",
+        safe=how.safe,
+        next=f"name one of its newest: {', '.join(newest)}" if newest else "stepctl lineage ls shows other lineages",
         code="no_such_checkpoint",
         details={"checkpoints": sorted(complete)},
     )

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stepctl.base.errors import UsageError
 from stepctl.base.files import TEMPORARY, fsync_dir, make_dirs, sha256_bytes, sha256_file, write_atomic
-from stepctl.calls.choosing import pick_name, pick_step
+from stepctl.calls.choosing import COPYING, pick_name, pick_step
 from stepctl.calls.peft_folder import ADAPTER_FILES
 from stepctl.calls.world import World
 from stepctl.lineage import layout
@@ -89,9 +89,13 @@ def pull(world: World, to: Path, *, step: int | None = None, name: str | None = 
 
 def _target(to: Path) -> Path:
     """Where it goes, without links."""
-    target = Path(os.path.realpath(to.expanduser()))
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is not a folder", safe="it was not touched", next="name a new or empty folder")
+    try:
+        target = Path(os.path.realpath(to.expanduser()))
+    except RuntimeError:
+        raise UsageError(f"{to} names the home of a user who is not known", next="name a new folder") from None
+    there = next(path for path in (target, *target.parents) if path.exists())
+    if not there.is_dir():
+        raise UsageError(f"{there} is not a folder", safe="it was not touched", next="name a new or empty folder")
     if target == Path.cwd():
         raise UsageError("the current folder cannot be replaced", next="name a new folder")
     return target
@@ -100,9 +104,9 @@ def _target(to: Path) -> Path:
 def _pick(bucket: Bucket, lineage: str, step: int | None, name: str | None) -> Manifest:
     view = look(bucket, lineage)
     if name is not None:
-        return pick_name(view, name)
+        return pick_name(view, name, COPYING)
     if step is not None:
-        return pick_step(view, step)
+        return pick_step(view, step, COPYING)
     if view.problem is not None:
         raise view.problem
     if view.head is None or view.head.manifest is None:

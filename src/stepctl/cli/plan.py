@@ -109,6 +109,7 @@ def _lines(report: Report, prepared: Prepared, longest: int, memory: int, reason
         yield f"labels: {', '.join(f'{count} {label}' for label, count in judged.counts.items())}"
     yield f"tokens: {judged.tokens}, of which {judged.supervised_tokens} supervised; the longest row has {longest}"
     yield f"model: {report.model}, method {report.method}"
-    yield f"from: {report.resumed_from or 'a new adapter'}"
+    start = f"the adapter of {prepared.settings.init_from}" if prepared.origin else "a new adapter"
+    yield f"from: {report.resumed_from or start}"
     yield f"on: {report.device} in {report.precision}, about {size(memory)} of memory ({reason})"
     yield f"checkpoint to: {report.bucket}/{report.lineage}/checkpoints"

@@ -15,7 +15,7 @@ from stepctl.lineage import layout
 from stepctl.lineage.buckets.base import Bucket
 from stepctl.lineage.head import reach, settle
 from stepctl.lineage.ledger import check_ledger
-from stepctl.lineage.manifest import decode_manifest, encode_manifest, manifest_problem
+from stepctl.lineage.manifest import decode_manifest, encode_manifest, manifest_problem, of
 from stepctl.lineage.records import ROOT, Choice, Manifest
 from stepctl.lineage.tree import Node, Tree, survey
 
@@ -94,7 +94,7 @@ def choose(bucket: Bucket, lineage: str, at: str, reason: str, run: str | None =
             raise UsageError(
                 f"{at} is not a complete checkpoint of lineage {lineage}",
                 safe="the head is as it was",
-                next="stepctl lineage forks, or stepctl status",
+                next=f"stepctl lineage log --all{of(lineage)}",
             )
         # A damaged head is what a choice leads away from.
         now = reach(bucket, tree)

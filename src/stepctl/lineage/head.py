@@ -106,8 +106,8 @@ def damaged_lineage(lineage: str, message: str) -> StepctlError:
     return StepctlError(
         f"lineage {lineage} is damaged: {message}",
         safe="nothing was trained, and the stored files are as they were",
-        next=f"restore what is missing, or go on from a complete checkpoint (stepctl status and "
-        f"stepctl lineage forks list them): stepctl lineage use CHECKPOINT{of(lineage)}",
+        next=f"restore what is missing, or go on from a complete checkpoint (stepctl lineage log{of(lineage)} lists "
+        f"them): stepctl lineage use CHECKPOINT{of(lineage)}",
         code="damaged_lineage",
     )
 

@@ -27,7 +27,7 @@ def differences(lineage: Identity, asked: Identity) -> list[str]:
     compare("LoRA target modules", _names(lineage.target_modules), _names(asked.target_modules))
     compare("vocabulary size", lineage.vocab_size, asked.vocab_size)
     if asked.origin is not None:
-        compare("origin (sha256 of the adapter it started from)", lineage.origin or "none", asked.origin)
+        compare("origin (--init-from, sha256 of the adapter it started from)", lineage.origin or "none", asked.origin)
     return lines
 
 

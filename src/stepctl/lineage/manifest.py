@@ -22,11 +22,11 @@ def damaged(
 ) -> DamagedCheckpoint:
     """The error for one bad file of a checkpoint; ``previous`` is the complete checkpoint before it, if any."""
     go_on = f"go on from the one before it: stepctl lineage use {previous}{of(lineage)}" if previous else ""
-    start = "start anew: stepctl train --fresh"
+    start = f"start anew: stepctl train FILE --fresh{of(lineage)}"
     return DamagedCheckpoint(
         f"checkpoint {checkpoint} of lineage {lineage} is damaged: {path} {problem}",
         safe="nothing was trained on it, and the stored files are as they were",
-        next=f"restore that file (stepctl lineage verify checks it), or {go_on or start}",
+        next=f"restore that file (stepctl lineage verify{of(lineage)} checks it), or {go_on or start}",
         details={
             "lineage": lineage,
             "checkpoint": checkpoint,

@@ -61,7 +61,11 @@ def summary(view: View) -> Summary:
     # A damaged manifest tells neither: then the newest one beside it does.
     known = view.head.manifest if view.head and view.head.manifest else None
     known = known or (view.kept[-1] if view.kept else max(complete.values(), key=lambda m: m.step, default=None))
-    hurt = {name: problem for name in complete if (problem := view.problem_of(name))}
+    hurt = {
+        name: problem
+        for name, node in view.tree.nodes.items()
+        if not node.pruned and (problem := view.problem_of(name))
+    }
     problem = view.problem.message if view.problem else None
     if problem is None and hurt:
         problem = "; ".join(f"checkpoint {name} is damaged: {what}" for name, what in sorted(hurt.items()))

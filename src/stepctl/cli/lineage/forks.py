@@ -46,9 +46,7 @@ def _lines(found: list[Fork], again: str) -> Iterator[str]:
             before = fork.leaves
             yield f"after {fork.leaves}:" if fork.leaves else "from a start of their own:"
         runs = f"{len(fork.runs)} run" + ("s" if len(fork.runs) != 1 else "")
-        steps = f"{fork.leaves_step} -> {fork.step}"
-        when = fork.created_at[:16].replace("T", " ")
-        yield f"  {fork.checkpoint}  steps {steps} by {runs}  {when}  {size(fork.bytes)}"
+        yield f"  {fork.checkpoint}  steps {fork.leaves_step} -> {fork.step} by {runs}  {size(fork.bytes)}"
         if fork.problem is not None:
             yield f"    damaged: {fork.problem}"
     yield f"to go on from one: stepctl lineage use CHECKPOINT{again}"

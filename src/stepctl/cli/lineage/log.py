@@ -13,7 +13,7 @@ from stepctl.cli.output import Output
 if TYPE_CHECKING:
     from stepctl.lineage.store import ChoiceEntry, RunEntry, View
 
-_DIGEST, _MINUTE = 12, len("2026-11-30T04:15")
+_DIGEST, _MINUTE, _NAMED = 12, len("2026-11-30T04:15"), 10
 
 
 def log(
@@ -54,12 +54,15 @@ def _lines(view: View, entries: list[RunEntry | ChoiceEntry], bucket: str) -> It
     from stepctl.lineage.store import RunEntry
 
     head = view.head
-    where = f"head {head.name} at step {head.step}" if head else "no checkpoint yet"
-    yield f"lineage {view.tree.lineage} in {bucket}: {where}"
+    yield f"lineage {view.tree.lineage} in {bucket}"
+    yield f"head: {head.name} at step {head.step}" if head else "no checkpoint yet"
     if any(isinstance(entry, RunEntry) for entry in entries):
-        yield f"{'run':<26} {'steps':<14} {'rows':<11} {'loss':<8} {'trace':<{_DIGEST}} {'when':<{_MINUTE}} key"
+        yield _row("run", "steps", "rows", "loss", "trace", "key")
     for entry in entries:
-        yield from run_lines(entry) if isinstance(entry, RunEntry) else [_choice_line(entry)]
+        yield from run_lines(entry) if isinstance(entry, RunEntry) else _choice_lines(entry)
+    if view.problem is not None:
+        names = sorted(view.tree.complete, reverse=True)[:_NAMED]
+        yield f"complete checkpoints, newest first: {', '.join(names) or 'none'}"
     for note in view.walk.notes:
         yield f"note: {note}"
 
@@ -70,8 +73,7 @@ def run_lines(entry: RunEntry) -> Iterator[str]:
     rows = f"{entry.rows_done} of {entry.rows_total}" if entry.rows_done is not None else "-"
     loss = f"{entry.loss:.4f}" if entry.loss is not None else "-"
     trace = (entry.trace_sha256 or "-")[:_DIGEST]
-    line = f"{entry.run:<26} {steps:<14} {rows:<11} {loss:<8} {trace:<{_DIGEST}} {_when(entry.created_at)} "
-    yield f"{line}{entry.key or ''}".rstrip()
+    yield _row(entry.run, steps, rows, loss, trace, entry.key or "")
     if not entry.on_path:
         kept = f"; kept: {', '.join(entry.stored)}" if entry.stored else ""
         yield f"    not part of the head{kept}"
@@ -92,13 +94,19 @@ def _shown(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _choice_line(entry: ChoiceEntry) -> str:
+def _choice_lines(entry: ChoiceEntry) -> Iterator[str]:
     if entry.at is None:
-        return f"choice {entry.number}: it cannot be read"
-    left = f", away from {entry.left}" if entry.left else ""
-    where = f"a new start ({entry.at})" if entry.reason == "fresh" else f"{entry.at}{left}"
-    return f"{entry.reason}: {where}, {_when(entry.created_at)}"
+        yield f"choice {entry.number}: it cannot be read"
+        return
+    yield f"{entry.reason}: {'a new start, ' if entry.reason == 'fresh' else ''}{entry.at}, {_when(entry.created_at)}"
+    if entry.left and entry.reason != "fresh":
+        yield f"    away from {entry.left}"
+
+
+def _row(run: str, steps: str, rows: str, loss: str, trace: str, key: str) -> str:
+    """80 columns with a short key. The run's name tells when it was."""
+    return f"{run:<25} {steps:<12} {rows:<9} {loss:<7} {trace:<{_DIGEST}} {key}".rstrip()
 
 
 def _when(moment: str | None) -> str:
-    return (moment or "-")[:_MINUTE].replace("T", " ").ljust(_MINUTE)
+    return (moment or "-")[:_MINUTE].replace("T", " ")

@@ -30,7 +30,7 @@ def pull(
     from stepctl.cli.session import open_world
 
     if step is not None and checkpoint is not None:
-        raise UsageError("--step and --checkpoint both name what to pull: give one of them")
+        raise UsageError("--step and --checkpoint both name what to pull", next="give one of them")
     output = Output(json)
     world = open_world(output, {"bucket": bucket, "lineage": lineage, "model": model})
     done = call(world, to, step=step, name=checkpoint, whole=whole)
@@ -38,6 +38,6 @@ def pull(
     if done.state == "unchanged":
         lines = [f"nothing to do: {done.path} holds {what} already"]
     else:
-        lines = [f"{what} is in {done.path}: {', '.join(done.files)} ({size(done.bytes)})"]
+        lines = [f"{what} is in {done.path}", f"files: {', '.join(done.files)} ({size(done.bytes)})"]
     output.result(done, [*lines, f"base model: {done.model}"])
     return done.exit_code

@@ -34,5 +34,11 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"incomplete: {name} has no manifest; it counts as nothing, and is removed after 7 days"
     for path in report.extra:
         yield f"not ours: {path}"
-    verdict = f"{len(report.damages)} damaged files" if report.damages else "all as their manifests say"
-    yield f"{len(report.checkpoints)} checkpoints: {verdict}"
+    for note in report.notes:
+        yield f"note: {note}"
+    if not report.checkpoints and not report.damages:
+        yield "no checkpoints: nothing to verify"
+        return
+    count, hurt = len(report.checkpoints), len(report.damages)
+    verdict = f"{hurt} damaged file{'s' if hurt != 1 else ''}" if hurt else "all as their manifests say"
+    yield f"{count} checkpoint{'s' if count != 1 else ''}: {verdict}"
