@@ -60,7 +60,7 @@ def test_34_a_bad_file_is_named_and_not_trained_on(
     shutil.copyfile(CORRUPT / "good.safetensors", head / ADAPTER)
     assert project.status()["head"] == head.name
     shutil.copyfile(CORRUPT / f"{name}.safetensors", head / ADAPTER)
-    assert project.run("lineage", "use", before.name).returncode == 0
+    assert project.call("lineage", "use", before.name).returncode == 0
     again = project.train("c.jsonl")
     assert (again["resumed_from"], again["from_step"]) == (before.name, 1)
 

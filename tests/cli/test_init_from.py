@@ -293,7 +293,7 @@ def test_a_lineage_and_a_step_of_it(project: Project) -> None:
         return next((project.path / "checkpoints" / lineage).rglob("adapter_model.safetensors")).read_bytes()
 
     assert adapter("one") != adapter("two") == adapter("again")
-    answer = json.loads(project.run("lineage", "log", "--lineage", "two", "--json").stdout)
+    answer = json.loads(project.call("lineage", "log", "--lineage", "two", "--json").stdout)
     assert answer["identity"]["r"] == 4
     assert answer["identity"]["origin"]
     error = project.train("a.jsonl", "--lineage", "new", "--init-from", "sft@7", code=2)["error"]
@@ -344,7 +344,7 @@ def test_what_is_pulled_can_be_started_from(tmp_path: Path) -> None:
     project = Project(tmp_path, model=model)
     project.faults(engine="torch")
     project.train(project.trace("a.jsonl", rows(4)), "--lineage", "sft", env={"LORA_R": "4"})
-    done = project.run("lineage", "pull", "out", "--lineage", "sft")
+    done = project.call("lineage", "pull", "out", "--lineage", "sft")
     assert done.returncode == 0, done.stderr
     config = json.loads((project.path / "out" / CONFIG).read_text())
     assert set(lora_config()) <= set(config)

@@ -5,30 +5,29 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.doubles.project import Project, kill, rows, until
+from tests.lineage.making import make
 
+from stepctl.calls import choosing
 from stepctl.calls.choosing import Chosen
+from stepctl.lineage.buckets import open_bucket
+from stepctl.lineage.store import commit, read_lineage
+
+Trained = Callable[[int], list[str]]
 
 
 def asked(project: Project, *args: object, code: int = 0) -> dict[str, Any]:
-    done = project.run("lineage", *args, "--json")
+    done = project.call("lineage", *args, "--json")
     assert done.returncode == code, (done.returncode, done.stderr, done.stdout)
     assert "Traceback" not in done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
-
-
-def trained(project: Project, count: int) -> list[str]:
-    """``count`` runs of one step each, with the keys k0, k1, ...; their checkpoints."""
-    return [
-        project.train(project.trace(f"{i}.jsonl", rows(4, 10 * i)), "--key", f"k{i}")["checkpoint"]
-        for i in range(count)
-    ]
 
 
 def damage(project: Project, checkpoint: str, file: str = "optimizer.safetensors") -> None:
@@ -40,8 +39,8 @@ def choices(project: Project) -> int:
     return len(list((project.path / "checkpoints/main/choices").glob("0*.json")))
 
 
-def test_back_on_again_and_back_to_where_it_was(project: Project) -> None:
-    names = trained(project, 3)
+def test_back_on_again_and_back_to_where_it_was(project: Project, trained: Trained) -> None:
+    names = trained(3)
     answer = asked(project, "rollback", "--to", 1)
     chosen = msgspec.convert(answer, Chosen)
     assert (chosen.state, chosen.head, chosen.step, chosen.left) == ("done", names[0], 1, names[2])
@@ -59,26 +58,26 @@ def test_back_on_again_and_back_to_where_it_was(project: Project) -> None:
     project.verify()
 
 
-def test_what_a_person_reads(project: Project) -> None:
-    names = trained(project, 2)
-    done = project.run("lineage", "rollback", "--to", 1, "--lineage", "main")
+def test_what_a_person_reads(project: Project, trained: Trained) -> None:
+    names = trained(2)
+    done = project.call("lineage", "rollback", "--to", 1, "--lineage", "main")
     assert f"is now {names[0]} at step 1" in done.stdout
     assert f"left behind, and kept: {names[1]}" in done.stdout
     assert "train again: k1" in done.stdout
     assert f"to come back: stepctl lineage use {names[1]} --lineage main" in done.stdout
 
 
-def test_the_head_already(project: Project) -> None:
-    names = trained(project, 2)
+def test_the_head_already(project: Project, trained: Trained) -> None:
+    names = trained(2)
     for command in (("rollback", "--to", 2), ("use", names[1]), ("use", names[1][:10])):
         answer = asked(project, *command)
         assert (answer["state"], answer["head"], answer["left_behind"]) == ("unchanged", names[1], [])
-    assert "already: nothing changed" in project.run("lineage", "use", names[1]).stdout
+    assert "already: nothing changed" in project.call("lineage", "use", names[1]).stdout
     assert choices(project) == 0
 
 
-def test_steps_that_are_none(project: Project) -> None:
-    names = trained(project, 5)
+def test_steps_that_are_none(project: Project, trained: Trained) -> None:
+    names = trained(5)
     before = project.status()["head"]
     pruned = asked(project, "rollback", "--to", 1, code=2)["error"]
     assert "step 1 is pruned" in pruned["message"]
@@ -94,18 +93,24 @@ def test_steps_that_are_none(project: Project) -> None:
     assert project.status()["head"] == names[3] != before
 
 
-def test_names_that_are_none(project: Project) -> None:
-    names = trained(project, 2)
+def test_names_that_are_none(project: Project, trained: Trained) -> None:
+    names = trained(2)
     for word in ("nothing", "00000009", "root", "../x", "", names[0] + "x"):
         error = asked(project, "use", word, code=2)["error"]
         assert error["code"] == "no_such_checkpoint"
+        assert names[1] in error["next"]
     ambiguous = asked(project, "use", "0000000", code=2)["error"]
     assert ambiguous["code"] == "ambiguous_checkpoint"
     assert all(name in ambiguous["message"] for name in names)
-    for i in range(2, 5):
-        project.train(project.trace(f"{i}.jsonl", rows(4, 10 * i)))
-    assert "pruned" in asked(project, "use", names[0], code=2)["error"]["message"]
     assert asked(project, "rollback", "--to", 1, "--lineage", "empty", code=2)["error"]["code"] == "no_such_step"
+    assert choices(project) == 0
+
+
+def test_a_name_that_is_pruned(project: Project, trained: Trained) -> None:
+    names = trained(5)
+    error = asked(project, "use", names[0], code=2)["error"]
+    assert "pruned" in error["message"]
+    assert all(name in error["next"] for name in names[2:])
     assert choices(project) == 0
 
 
@@ -121,8 +126,8 @@ def test_an_unfinished_trace_at_the_new_head_is_said(project: Project) -> None:
 
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "ledger.jsonl", "manifest.json"])
-def test_away_from_a_damaged_head(project: Project, file: str) -> None:
-    names = trained(project, 3)
+def test_away_from_a_damaged_head(project: Project, trained: Trained, file: str) -> None:
+    names = trained(3)
     damage(project, names[2], file)
     refused = project.train(project.trace("d.jsonl", rows(4, 80)), code=1)["error"]
     assert names[2] in refused["message"]
@@ -135,29 +140,29 @@ def test_away_from_a_damaged_head(project: Project, file: str) -> None:
     assert project.trained() == 12
 
 
-def test_a_head_that_nothing_places(project: Project) -> None:
+def test_a_head_that_nothing_places(project: Project, trained: Trained) -> None:
     """Neither its manifest nor its ledger can be read: the path ends before it, and the choice passes it over."""
-    names = trained(project, 3)
+    names = trained(3)
     for file in ("manifest.json", "ledger.jsonl"):
         (project.path / "checkpoints/main/checkpoints" / names[2] / file).write_text("{")
-    assert project.run("status").returncode == 1
+    assert project.call("status").returncode == 1
     answer = asked(project, "rollback", "--to", 2)
     assert answer["head"] == names[1]
     assert project.train(project.trace("d.jsonl", rows(4, 80)))["resumed_from"] == names[1]
 
 
-def test_an_unreadable_choice_is_left_behind_too(project: Project) -> None:
-    names = trained(project, 3)
+def test_an_unreadable_choice_is_left_behind_too(project: Project, trained: Trained) -> None:
+    names = trained(3)
     asked(project, "rollback", "--to", 2)
     (project.path / "checkpoints/main/choices/000001.json").write_text("{")
-    error = json.loads(project.run("status", "--json").stdout)["error"]
+    error = json.loads(project.call("status", "--json").stdout)["error"]
     assert "stepctl lineage use" in error["next"]
     assert asked(project, "use", names[1])["head"] == names[1]
     assert project.status()["head"] == names[1]
 
 
-def test_a_damaged_checkpoint_is_not_made_the_head(project: Project) -> None:
-    names = trained(project, 3)
+def test_a_damaged_checkpoint_is_not_made_the_head(project: Project, trained: Trained) -> None:
+    names = trained(3)
     damage(project, names[1])
     path = project.path / "checkpoints/main/checkpoints" / names[0] / "optimizer.safetensors"
     path.write_bytes(b"x" * path.stat().st_size)  # only its content tells
@@ -172,8 +177,8 @@ def test_a_damaged_checkpoint_is_not_made_the_head(project: Project) -> None:
 # --- runs that are not finished ---------------------------------------------------------------------------------------
 
 
-def test_not_while_a_run_goes_on(project: Project) -> None:
-    names = trained(project, 2)
+def test_not_while_a_run_goes_on(project: Project, trained: Trained) -> None:
+    names = trained(2)
     project.faults(pause_at="step:3")
     process = project.start("train", project.trace("c.jsonl", rows(4, 80)), "--json")
     run = project.wait_for("step:3")
@@ -191,8 +196,8 @@ def test_not_while_a_run_goes_on(project: Project) -> None:
     assert asked(project, "rollback", "--to", 1)["head"] == names[0]
 
 
-def test_a_run_of_another_lineage_is_no_hindrance(project: Project) -> None:
-    trained(project, 2)
+def test_a_run_of_another_lineage_is_no_hindrance(project: Project, trained: Trained) -> None:
+    trained(2)
     project.faults(pause_at="step:1")
     process = project.start("train", project.trace("c.jsonl", rows(4, 80)), "--lineage", "other")
     project.wait_for("step:1")
@@ -224,9 +229,9 @@ def _living(pid: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
-def test_a_dead_run_is_settled_first(project: Project) -> None:
+def test_a_dead_run_is_settled_first(project: Project, trained: Trained) -> None:
     """Its work is committed, is what the rollback leads away from, and can be used."""
-    names = trained(project, 2)
+    names = trained(2)
     run = _dies_with_saved_work(project)
     answer = asked(project, "rollback", "--to", 2)
     assert answer["head"] == names[1]
@@ -237,9 +242,9 @@ def test_a_dead_run_is_settled_first(project: Project) -> None:
     assert project.trained() == 12
 
 
-def test_a_dead_run_on_a_head_that_is_damaged_now(project: Project) -> None:
+def test_a_dead_run_on_a_head_that_is_damaged_now(project: Project, trained: Trained) -> None:
     """What it saved is stored, off the path; nothing of it comes onto the new head later."""
-    names = trained(project, 2)
+    names = trained(2)
     run = _dies_with_saved_work(project)
     damage(project, names[1])
     damaged_child = f"00000003-{run.name}"
@@ -280,9 +285,9 @@ main()
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("command", ["rollback", "use"])
-def test_killed_around_the_choice(project: Project, when: str, command: str) -> None:
+def test_killed_around_the_choice(project: Project, trained: Trained, when: str, command: str) -> None:
     """Killed before or after each act on the choices, then called again: one head, the right one."""
-    names = trained(project, 3)
+    names = trained(3)
     (project.path / "dying.py").write_text(DYING)
     words = ("rollback", "--to", "1") if command == "rollback" else ("use", names[0])
     deaths = 0
@@ -302,9 +307,9 @@ def test_killed_around_the_choice(project: Project, when: str, command: str) -> 
     project.verify()
 
 
-def test_two_choices_at_once(project: Project) -> None:
+def test_two_choices_at_once(project: Project, trained: Trained) -> None:
     """Both are kept in order; the later one counts."""
-    names = trained(project, 3)
+    names = trained(3)
     both = [project.start("lineage", "rollback", "--to", n, "--json") for n in (1, 2)]
     for process in both:
         _, err = process.communicate(timeout=60)
@@ -312,3 +317,24 @@ def test_two_choices_at_once(project: Project) -> None:
         assert process.returncode in (0, 2), err
     assert project.status()["head"] in names[:2]
     assert choices(project) in (1, 2)
+
+
+def test_what_another_machine_commits_meanwhile_is_told(
+    project: Project, trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is what the rollback leads away from, though it was not there when the lineage was looked at."""
+    names = trained(2)
+    bucket = open_bucket(str(project.path / "checkpoints"))
+    ledger = read_lineage(bucket, "main").ledger
+    real = choosing.choose
+
+    def later(*args: Any) -> Any:
+        commit(bucket, *make(tmp_path / "far", "far", parent=names[1], ledger=ledger, key="far"))
+        return real(*args)
+
+    monkeypatch.setattr(choosing, "choose", later)
+    answer = asked(project, "rollback", "--to", 1)
+    far = "00000003-far"
+    assert (answer["left"], answer["left_step"]) == (far, 3)
+    assert answer["left_behind"] == [names[1], far]
+    assert answer["keys_again"] == ["k1", "far"]

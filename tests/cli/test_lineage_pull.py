@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ ADAPTER = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
 
 
 def pulled(project: Project, *args: object, code: int = 0) -> dict[str, Any]:
-    done = project.run("lineage", "pull", *args, "--json")
+    done = project.call("lineage", "pull", *args, "--json")
     assert done.returncode == code, (done.returncode, done.stderr, done.stdout)
     assert "Traceback" not in done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -40,9 +41,9 @@ def leftovers(project: Project) -> list[Path]:
 
 
 @pytest.fixture
-def heads(project: Project) -> list[str]:
+def heads(trained: Callable[[int], list[str]]) -> list[str]:
     """Two checkpoints of the project's lineage."""
-    return [project.train(project.trace(f"{i}.jsonl", rows(4, 10 * i)))["checkpoint"] for i in range(2)]
+    return trained(2)
 
 
 def test_the_adapter_of_the_head(project: Project, heads: list[str]) -> None:
@@ -69,6 +70,13 @@ def test_another_step_and_another_name(project: Project, heads: list[str]) -> No
     assert not (project.path / "three").exists()
 
 
+def test_a_fork_at_that_step_is_pulled_by_its_name(project: Project, heads: list[str]) -> None:
+    project.call("lineage", "rollback", "--to", 1)
+    error = pulled(project, "out", "--step", 2, code=2)["error"]
+    assert error["safe"] == "nothing was copied"
+    assert f"stepctl lineage pull DIR --checkpoint {heads[1]}" in error["next"]
+
+
 def test_the_whole_checkpoint(project: Project, heads: list[str]) -> None:
     pulled(project, "deep/er/out", "--all")
     folder, here = project.path / "deep/er/out", stored(project, heads[1])
@@ -80,7 +88,7 @@ def test_again_is_nothing_and_something_else_is_refused(project: Project, heads:
     pulled(project, "out")
     before = {path: path.stat().st_mtime_ns for path in (project.path / "out").iterdir()}
     assert pulled(project, "out/")["state"] == "unchanged"
-    assert "nothing to do" in project.run("lineage", "pull", "out").stdout
+    assert "nothing to do" in project.call("lineage", "pull", "out").stdout
     for args in (("--all",), ("--step", 1)):
         error = pulled(project, "out", *args, code=2)["error"]
         assert error["code"] == "not_empty"
@@ -117,6 +125,8 @@ def test_folders_that_cannot_be_used(project: Project, heads: list[str]) -> None
     assert "not a folder" in pulled(project, "file", code=2)["error"]["message"]
     assert (project.path / "file").read_text() == "mine"
     pulled(project, ".", code=2)
+    assert "not a folder" in pulled(project, "file/deep/er", code=2)["error"]["message"]
+    assert "not known" in pulled(project, "~nobody-has-this-name/out", code=2)["error"]["message"]
     pulled(project, str(project.path / "model"), code=2)
 
 
