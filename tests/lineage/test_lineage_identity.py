@@ -35,7 +35,7 @@ FOLDER = replace(IDENTITY, model="/home/me/model", revision="files:aa")
         ),
         (
             replace(IDENTITY, origin="ff"),
-            "origin (sha256 of the adapter it started from): the lineage has none, this call asks for ff",
+            "origin (--init-from, sha256 of the adapter it started from): the lineage has none, this call asks for ff",
         ),
     ],
 )
