@@ -13,7 +13,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from stepctl.base.errors import StepctlError
 from stepctl.config.model import TrainSettings
-from stepctl.traces.rows import Row
+from stepctl.traces.rows import KtoRow, Row
 from stepctl.trainer.device import Placement, peak_memory_bytes
 from stepctl.trainer.engine import NonFinite, Step
 from stepctl.trainer.methods import Method
@@ -108,7 +108,8 @@ def check_rows(model: Any, rows: Sequence[Row]) -> None:
     """
     size = vocabulary(model)
     for row, text in ((each, text) for each in rows for text in each.texts):
-        if max(text.input_ids, default=0) >= size or min(text.input_ids, default=0) < 0:
+        read = [*text.input_ids, *row.rest] if isinstance(row, KtoRow) else text.input_ids
+        if max(read, default=0) >= size or min(read, default=0) < 0:
             raise StepctlError(
                 f"{row.file} line {row.line} has a token that the model has no embedding for (it has {size})",
                 next="the tokenizer and the model do not belong together; check --model",
