@@ -131,11 +131,18 @@ def _check_alone(trainer: Any, placement: Placement) -> None:
 
 @contextmanager
 def _unpatched(model: Any) -> Iterator[None]:
-    """Undo what TRL and accelerate put over the forwards, so that the next use of the model is as the first."""
-    before = [(module, vars(module).get("forward")) for module in (model, model.get_base_model())]
+    """Undo what TRL and accelerate put over forwards and into configs: the model's next use is as its first."""
+    base = model.get_base_model()
+    before = [(module, vars(module).get("forward")) for module in (model, base)]
+    # TRL gives the model the padding of its tokenizer, and the one that it is shown has none.
+    configs = (base.config.get_text_config(), getattr(base, "generation_config", None))
+    names = ("pad_token_id", "use_cache")
+    kept = [(config, name, getattr(config, name)) for config in configs for name in names if hasattr(config, name)]
     try:
         yield
     finally:
+        for config, name, value in kept:
+            setattr(config, name, value)
         for module, forward in before:
             vars(module).pop("forward", None)
             if forward is not None:
