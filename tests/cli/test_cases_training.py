@@ -148,6 +148,12 @@ def test_sft_leads_to_a_preference_method_with_its_policy_as_the_reference(real:
     assert (again["method"], again["from_step"]) == (method, 2)
     assert again["losses"][0] != pytest.approx(start, abs=1e-5)
     assert loaded(real, again, "reference.safetensors").keys() == loaded(real, done).keys()
+    origin = ["--method", method, "--init-from", "main", "--grad-accum", 2]
+    for n, more in enumerate((origin, [])):
+        part = real.train(real.trace(f"{n}.jsonl", data[2 * n :][:2]), "--lineage", "parts", *more)
+    assert (part["from_step"], part["exact"]) == (1, True)
+    for name in (*FILES, "reference.safetensors"):
+        assert (folder_of(real, part) / name).read_bytes() == (folder_of(real, done) / name).read_bytes(), name
     real.verify()
     conflict = real.train("p.jsonl", "--lineage", method, "--method", "sft", code=3)
     assert conflict["error"]["code"] == "trace_refused"

@@ -36,6 +36,28 @@ def test_another_machine_is_said_once_and_never_exact_again(project: Project) ->
     assert anew["exact"] and manifest(project, anew)["exact"]
 
 
+def test_another_chat_template_in_the_models_folder_is_not_exact_and_is_said(project: Project) -> None:
+    """It is not part of the identity of a model, and other tokens are trained with it."""
+    assert project.train(project.trace("a.jsonl", rows(4)))["exact"]
+    template = project.model / "chat_template.jinja"
+    template.write_text(template.read_text().replace("}}<|im_end|>", "}} <|im_end|>"))
+    other = project.train(project.trace("b.jsonl", rows(4, 10)))
+    (said,) = inexact(other)
+    assert "changed since step 1: chat_template: " in said
+    assert (other["exact"], manifest(project, other)["exact"]) == (False, False)
+
+
+def test_a_gpu_that_cannot_repeat_its_sums_is_not_exact_and_is_said(project: Project) -> None:
+    project.faults(repeatable=False)
+    first = project.train(project.trace("a.jsonl", rows(4)))
+    (said,) = inexact(first)
+    assert "is not promised" in said
+    project.faults()
+    second = project.train(project.trace("b.jsonl", rows(4, 10)))
+    assert (inexact(second), [first["exact"], second["exact"]]) == ([], [False, False])
+    assert not manifest(project, second)["exact"]
+
+
 def test_a_job_that_died_after_its_commit_reports_what_its_manifest_says(project: Project) -> None:
     project.faults(versions={"threads": "2"})
     project.train(project.trace("a.jsonl", rows(4)))

@@ -3,7 +3,7 @@
 Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
 what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
 ``oom_at``, ``raise_at`` (a step; the error quotes an example), ``clock_step`` (seconds that each step seems to take),
-``versions`` (what it says of itself in manifests).
+``versions`` (what it says of itself in manifests), ``repeatable``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class StandIn:
         if spec.train.gpu_ids:
             raise UsageError("GPU 0 is not there: a stand-in has none", next="list no GPUs", code="no_device")
         versions = {"standin": "1", **self.faults.get("versions", {})}
-        return Loaded(device="cpu", precision="fp32", reason="a stand-in", versions=versions)
+        repeatable = self.faults.get("repeatable", True)
+        return Loaded(device="cpu", precision="fp32", reason="a stand-in", versions=versions, repeatable=repeatable)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         state = json.loads((folder / "optimizer.safetensors").read_bytes())

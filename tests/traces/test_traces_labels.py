@@ -136,6 +136,10 @@ def test_cuts_are_of_the_completion(chatml: TextTokenizer, check: Judge) -> None
     rows = [{"prompt": "z" * 5, "completion": "y" * size, "label": size % 2} for size in (3, 30)]
     result = check(chatml, *rows, method="kto", max_length=10)
     assert [(row.cut, len(row.input_ids)) for row in kto(result)] == [(0, 9), (26, 10)]
+    # The rest is kept: behind another row's prompt there may be room for it.
+    (_, whole), (_, short) = (kto(check(chatml, *rows, method="kto", max_length=n)) for n in (100, 10))
+    assert short.rest == whole.input_ids[10:]
+    assert (len(short.rest), whole.rest) == (26, [])
     assert [warning.code for warning in result.warnings] == ["cut"]
     refused = check(chatml, *rows, method="kto", max_length=5)
     assert [bad.line for bad in refused.bad] == [1, 2]

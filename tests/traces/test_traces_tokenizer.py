@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,29 @@ def test_text_is_decoded_with_its_special_tokens(chatml: TextTokenizer) -> None:
 def test_a_batch_equals_its_texts(chatml: TextTokenizer) -> None:
     texts: list[Any] = ["two", "", "Paris is<|im_end|>"]
     assert chatml.encode_batch(texts, True) == [chatml.encode(text, True) for text in texts]
+
+
+def test_the_rendering_has_a_digest_that_changes_with_it(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    others = [
+        make_folder(name="a"),
+        make_folder(name="b", eos="<|endoftext|>"),
+        make_folder(dated, name="c"),
+        make_folder(None, name="d"),
+        make_folder("{{ raise_exception('no') }}", name="e"),
+        make_folder("{% broken", name="f"),
+    ]
+    found = [load_tokenizer(folder).rendering for folder in others]
+    assert len(set(found)) == len(others)
+    assert [load_tokenizer(folder).rendering for folder in others] == found
+
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Tomorrow:
+            return cls(2999, 1, 1)
+
+    monkeypatch.setattr("stepctl.traces.template.datetime", Tomorrow)
+    later = [load_tokenizer(folder).rendering for folder in others]
+    assert [n for n, (a, b) in enumerate(zip(found, later, strict=True)) if a != b] == [2]

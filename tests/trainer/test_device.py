@@ -5,9 +5,11 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.trainer.tiny import Job, make_rows, run
 
 from stepctl.base.errors import Exit, UsageError
 from stepctl.models.memory import Gpu, Size
@@ -241,3 +243,49 @@ def test_a_model_on_one_device_is_as_it_was() -> None:
 
     placement = choose("cpu", "auto")
     assert landed(placement, object()) is placement
+
+
+def test_sums_are_strictly_repeatable_but_where_the_model_cannot() -> None:
+    """torch's lenient mode leaves the backward of its fused attention on a GPU unordered, with a warning alone."""
+    import torch
+
+    from stepctl.trainer.device import make_repeatable
+
+    def unordered() -> None:
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+
+    def broken() -> None:
+        raise RuntimeError("shapes differ")
+
+    def modes() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    try:
+        assert make_repeatable(lambda: None)
+        assert modes() == (True, False)
+        assert not make_repeatable(unordered)
+        assert modes() == (True, True)
+        with pytest.raises(RuntimeError, match="shapes"):
+            make_repeatable(broken)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_rehearsal_goes_through_the_model_and_changes_nothing(job: Job, tmp_path: Path, method: str) -> None:
+    import torch
+
+    from stepctl.trainer.scoring import rehearse
+
+    rows = make_rows(4, method=method)
+    plain, engine = job.by(method).load(), job.by(method).load()
+    trainable, seen = engine._ready()[1], []
+    parameter = next(iter(trainable.parameters.values()))
+    handle = parameter.register_hook(lambda gradient: seen.append(gradient))
+    rehearse(trainable)
+    handle.remove()
+    assert len(seen) == 1
+    assert all(p.grad is None for p in trainable.parameters.values())
+    assert [s.loss for s in run(engine, rows)] == [s.loss for s in run(plain, rows)]
+    other = plain._ready()[1].parameters
+    assert all(torch.equal(p, other[name]) for name, p in trainable.parameters.items())

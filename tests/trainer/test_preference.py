@@ -13,6 +13,7 @@ from tests.trainer.tiny import Job, make_rows, run
 
 from stepctl.base.errors import DamagedCheckpoint
 from stepctl.base.files import sha256_file
+from stepctl.traces.rows import KtoRow
 from stepctl.trainer.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.torch
@@ -112,8 +113,8 @@ def test_a_lost_reference_is_refused_never_replaced(job: Job, sft: Path, tmp_pat
         job.restored(tmp_path / "c", 1)
 
 
-def trl_batch(rows: list[Any], method: str) -> Any:
-    """The rows as the collators of TRL take them, in one batch."""
+def trl_batch(rows: list[Any], method: str, max_length: int | None = None) -> Any:
+    """The rows as the collators of TRL take them, in one batch, cut there."""
     from trl.trainer.dpo_trainer import DataCollatorForPreference
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
@@ -130,7 +131,7 @@ def trl_batch(rows: list[Any], method: str) -> Any:
         {"prompt_ids": p, "completion_ids": c, "KL_completion_ids": split[i - 1][1], "label": rows[i].desirable}
         for i, (p, c) in enumerate(split)
     ]
-    return DataCollatorForUnpairedPreference(pad_token_id=0)(examples)
+    return DataCollatorForUnpairedPreference(pad_token_id=0, max_length=max_length)(examples)
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
@@ -187,15 +188,24 @@ def test_the_held_out_loss_of_kto_is_by_groups_in_file_order(job: Job, tmp_path:
     assert engine.evaluate(rows) == pytest.approx(sum(engine.evaluate(g) * len(g) for g in groups) / 5, rel=1e-6)
 
 
-def test_the_mismatched_texts_are_cut_as_the_rows_are() -> None:
+def test_the_mismatched_texts_are_those_of_trl_of_rows_that_are_cut_too() -> None:
+    """A completion that is cut behind its own prompt may be whole, or longer, behind a shorter one."""
     from stepctl.trainer.methods.kto import mismatched
 
-    one, two = make_rows(2, method="kto")
-    text = mismatched(one, two, 4)
-    prompt = sum(label == -100 for label in one.labels)
-    assert text.input_ids == (one.input_ids[:prompt] + [i for i in two.labels if i != -100])[:4]
-    assert len(text.labels) == len(text.input_ids)
-    assert [i for i, label in enumerate(text.labels) if label == -100] == list(range(min(prompt, 4)))
+    def cut(row: KtoRow, n: int) -> KtoRow:
+        ids, labels, rest = row.input_ids[:n], row.labels[:n], row.input_ids[n:]
+        return msgspec.structs.replace(row, input_ids=ids, labels=labels, cut=len(rest), rest=rest)
+
+    whole, n = make_rows(6, seed=1, method="kto"), 12
+    rows = [cut(row, n) for row in whole]
+    assert any(len(rows[i - 1].rest) and len(mismatched(row, rows[i - 1], n).labels) == n for i, row in enumerate(rows))
+    batch = trl_batch(whole, "kto", n)
+    for i, row in enumerate(rows):
+        text = mismatched(row, rows[i - 1], n)
+        length = int(batch["KL_attention_mask"][i].sum())
+        assert text.input_ids == batch["KL_input_ids"][i, :length].tolist()
+        assert [int(label != -100) for label in text.labels] == batch["KL_completion_mask"][i, :length].tolist()
+        assert all(label in (-100, token) for label, token in zip(text.labels, text.input_ids, strict=True))
 
 
 def test_dropout_is_in_the_adapter_of_the_policy_alone(job: Job, sft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +242,26 @@ def test_a_second_call_in_the_same_process_has_the_same_reference(job: Job, sft:
     assert not [name for name, _ in model.named_parameters() if ".ref." in name]
     other = started(job, sft)
     assert run(other, rows[:2])[0].loss == pytest.approx(START[method], abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_a_reference_adapter_is_the_same_over_resumed_calls_bit_for_bit(
+    job: Job, sft: Path, tmp_path: Path, method: str
+) -> None:
+    job, rows = job.by(method, origin="sha").but(grad_accum=2, lora={"dropout": 0.1}), make_rows(8, method=method)
+    whole = started(job, sft)
+    losses = [step.loss for step in run(whole, rows)]
+    whole.save(tmp_path / "whole")
+    engine, parts = started(job, sft), []
+    for step in (0, 1, 3):
+        if step:
+            engine.save(tmp_path / str(step))
+            engine = job.restored(tmp_path / str(step), step)
+        parts += [made.loss for made in run(engine, rows[2 * step : {0: 2, 1: 6, 3: 8}[step]], step)]
+    engine.save(tmp_path / "parts")
+    assert parts == losses
+    for path in (tmp_path / "whole").iterdir():
+        assert sha256_file(path) == sha256_file(tmp_path / "parts" / path.name), path.name
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])

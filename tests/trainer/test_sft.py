@@ -149,10 +149,15 @@ def test_bf16_as_asked_computes_in_bf16_with_an_fp32_adapter(job: Job) -> None:
     assert rough[0].loss == pytest.approx(exact[0].loss, rel=0.02)
 
 
-def test_the_model_is_as_it_was_once_training_ends(job: Job) -> None:
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+def test_the_model_is_as_it_was_once_training_ends(job: Job, method: str) -> None:
+    job = job.by(method)
     engine = job.load()
-    trainable, rows = engine._ready()[1], make_rows(4)
+    trainable, rows = engine._ready()[1], make_rows(4, method=method)
+    base = trainable.model.get_base_model()
+    configs = base.config.to_dict(), base.generation_config.to_dict()
     run(engine, rows)
+    assert (base.config.to_dict(), base.generation_config.to_dict()) == configs
     assert "forward" not in vars(trainable.model)
     assert "forward" not in vars(trainable.model.get_base_model())
     again = run(engine, rows, 1)

@@ -219,7 +219,7 @@ def test_what_was_chosen_is_said(job: Job) -> None:
     loaded = engine.load(job.spec, None)
     assert (loaded.device, loaded.precision) == ("cpu", "fp32")
     assert "CPU" in loaded.reason
-    wanted = {"stepctl", "python", "torch", "transformers", "trl", "peft", "threads", "device", "cpu_capability"}
+    wanted = {"stepctl", "python", "torch", "transformers", "trl", "peft", "threads", "device", "cpu_capability", "cpu"}
     assert wanted <= loaded.versions.keys()
     assert all(isinstance(v, str) and v for v in loaded.versions.values())
 

@@ -42,7 +42,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     ``checkpoint`` is its name, ``<step, 8 digits>-<run>``; ``parent`` the checkpoint or root it extends;
     ``rows_done`` of ``rows_total`` rows of the trace with ``trace_sha256`` are trained in it; ``settings`` the
-    effective train settings; ``versions`` package versions, device, precision, thread count and kernel settings;
+    effective train settings; ``versions`` package versions, device, precision, thread count, kernel settings and the
+    chat template's digest;
     ``exact`` False when bit-equality with another split of the same rows is not promised, because these changed
     somewhere on the way here.
     """

@@ -17,9 +17,9 @@ class Report(Struct, kw_only=True):
     the held-out loss after the steps, ``eval_loss_before`` before them. ``num_examples`` counts the rows of the trace,
     ``rows_done`` of ``rows_total`` those that are trained under this key or digest. ``replayed`` says that nothing was
     trained because the key was answered already; ``forked`` that another writer's checkpoint is the head.
-    ``exact`` is false when the lineage went on with another machine, precision, thread count or release on its way, so
-    that bit-equality with one unsplit call is not promised; a warning says where. ``timings_sec`` are seconds.
-    ``error`` is null unless the call failed.
+    ``exact`` is false when the lineage went on with another machine, precision, thread count, release or chat template
+    on its way, or a GPU cannot repeat its sums, so that bit-equality with one unsplit call (of whole groups each) is
+    not promised; a warning says where. ``timings_sec`` are seconds. ``error`` is null unless the call failed.
     """
 
     run: str | None

@@ -58,7 +58,8 @@ def assemble(raw: RawRow, example: Example, masked: Sequence[Masked], max_length
         return _pair(raw, masked[0], masked[1], max_length)
     (one,) = masked
     if isinstance(example, Feedback):
-        tokens, lost = cut(_as_tail(one), max_length)
+        tail = _as_tail(one)
+        tokens, lost = cut(tail, max_length)
         return Assembled(
             KtoRow(
                 file=raw.file,
@@ -67,6 +68,7 @@ def assemble(raw: RawRow, example: Example, masked: Sequence[Masked], max_length
                 labels=tokens.labels,
                 desirable=example.desirable,
                 cut=lost,
+                rest=tail.ids[max_length:],
             ),
             one.crosses_seam,
         )

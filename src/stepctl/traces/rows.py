@@ -88,6 +88,7 @@ class KtoRow(Struct, frozen=True, kw_only=True):
     """One completion with its prompt, cut to ``max_length``, and whether it is desirable.
 
     All tokens from the first supervised one on are supervised: they are the completion, those before it the prompt.
+    ``rest`` are the ``cut`` tokens of the completion: behind a shorter prompt (the KL term) there is room for more.
     """
 
     file: str
@@ -96,6 +97,7 @@ class KtoRow(Struct, frozen=True, kw_only=True):
     labels: list[int]
     desirable: bool
     cut: int = 0
+    rest: list[int] = []
 
     @property
     def texts(self) -> tuple[Tokens, ...]:

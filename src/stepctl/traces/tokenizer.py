@@ -5,6 +5,7 @@ Equal to what transformers makes of the same folder; a test holds rendering and 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepctl.base.errors import UsageError
-from stepctl.traces.template import Message, Render, compile_template, default_template
+from stepctl.traces.template import Message, Render, RenderRefused, compile_template, default_template
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -90,6 +91,17 @@ class TextTokenizer:
             UsageError: the template is no valid Jinja.
         """
         return self._render(messages, add_generation_prompt)
+
+    @cached_property
+    def rendering(self) -> str:
+        """Stands for how conversations are rendered now: the template, the named tokens, a date that it may write."""
+        turn = {"role": "user", "content": "a"}
+        try:
+            sample: str | None = self.render([turn], True)
+        except (RenderRefused, UsageError):
+            sample = None
+        said = json.dumps([self.template, self.named, sample], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:12]
 
     def encode(self, text: str, add_special_tokens: bool) -> Encoded:
         """Tokens of one text; ``add_special_tokens`` lets the post-processor add BOS and EOS."""

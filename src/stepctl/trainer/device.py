@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -225,6 +227,35 @@ def settle(placement: Placement) -> None:
         for device in placement.devices:
             torch.cuda.reset_peak_memory_stats(device)
         torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def make_repeatable(attempt: Callable[[], object]) -> bool:
+    """Have all sums made in the same order each time; False when ``attempt`` shows an operation that cannot be.
+
+    torch's lenient mode alone leaves the backward of its fused attention unordered.
+
+    Args:
+        attempt: trains a little; what it raises for another reason is raised.
+    """
+    torch.use_deterministic_algorithms(True)
+    try:
+        attempt()
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        return False
+    return True
+
+
+def cpu_name() -> str:
+    """The processor's model: libraries choose instructions and the size of blocks by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def device_name(placement: Placement) -> str:

@@ -26,12 +26,16 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """Where the model is. ``versions`` goes into the manifest: packages, threads, kernel settings."""
+    """Where the model is. ``versions`` goes into the manifest: packages, threads, kernel settings.
+
+    ``repeatable`` False: the model has an operation whose sums the GPU makes in another order each time.
+    """
 
     device: str
     precision: str
     reason: str
     versions: dict[str, str]
+    repeatable: bool = True
 
 
 class NonFinite(Exception):

@@ -14,9 +14,12 @@ FIELDS = (
     "device_map",
     "precision",
     "cpu_capability",
+    "cpu",
     "attention",
+    "chat_template",
 )
-"""The entries of a manifest's ``versions`` that change how numbers are rounded or in which order they are added."""
+"""The entries of a manifest's ``versions`` that change how numbers are rounded or in which order they are added; the
+last stands for how a model's folder renders conversations, which changes the tokens."""
 
 _WHOLE = {"device_map": "whole"}
 

@@ -57,6 +57,8 @@ class Job:
     loaded: Loaded | None = None
     parent: str = ""
     ledger: tuple[LedgerLine, ...] = ()
+    rendering: str = ""
+    """How the model's folder renders conversations, see :class:`~stepctl.traces.tokenizer.TextTokenizer`."""
     extends: Manifest | None = None
     """Of the checkpoint that the job started from."""
     committed_step: int = 0
@@ -118,6 +120,7 @@ class Job:
                 code="model_changed",
             )
         tokenizer = load_tokenizer(model.folder)
+        self.rendering = tokenizer.rendering
         rows = self._judged(spec.trace, payload.trace, tokenizer)
         return rows[spec.trace.rows_start :], self._judged(spec.eval, payload.eval, tokenizer)
 
@@ -143,9 +146,14 @@ class Job:
 
     def load(self, hf_token: str | None) -> None:
         """The base model on its device, with a seeded adapter."""
-        self.loaded = self.engine.load(self.spec, hf_token)
+        loaded = self.engine.load(self.spec, hf_token)
+        self.loaded = msgspec.structs.replace(loaded, versions={**loaded.versions, "chat_template": self.rendering})
         self.result.device, self.result.precision = self.loaded.device, self.loaded.precision
         self.emit(Device(device=self.loaded.device, precision=self.loaded.precision, reason=self.loaded.reason))
+        if not loaded.repeatable:
+            self.result.exact = False
+            what = "bit-equality with one unsplit call is not promised: the GPU cannot repeat all sums of this model"
+            self.emit(Warned(code="inexact", message=what))
 
     def restore(self) -> None:
         """The state that the parent checkpoint holds; nothing when the lineage starts here."""
@@ -171,7 +179,7 @@ class Job:
         """Another machine, release or thread count rounds otherwise; what is not exact once stays so."""
         assert self.loaded is not None
         changed = differences(parent.versions, self.loaded.versions)
-        self.result.exact = parent.exact and not changed
+        self.result.exact = self.result.exact and parent.exact and not changed
         if changed:
             what = f"bit-equality with one unsplit call is not promised from here on; changed since step {parent.step}"
             self.emit(Warned(code="inexact", message=f"{what}: {', '.join(changed)}"))

@@ -13,7 +13,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from stepctl.base.errors import StepctlError
 from stepctl.config.model import TrainSettings
-from stepctl.traces.rows import Row
+from stepctl.traces.rows import KtoRow, Row
 from stepctl.trainer.device import Placement, peak_memory_bytes
 from stepctl.trainer.engine import NonFinite, Step
 from stepctl.trainer.methods import Method
@@ -108,7 +108,8 @@ def check_rows(model: Any, rows: Sequence[Row]) -> None:
     """
     size = vocabulary(model)
     for row, text in ((each, text) for each in rows for text in each.texts):
-        if max(text.input_ids, default=0) >= size or min(text.input_ids, default=0) < 0:
+        read = [*text.input_ids, *row.rest] if isinstance(row, KtoRow) else text.input_ids
+        if max(read, default=0) >= size or min(read, default=0) < 0:
             raise StepctlError(
                 f"{row.file} line {row.line} has a token that the model has no embedding for (it has {size})",
                 next="the tokenizer and the model do not belong together; check --model",
@@ -130,11 +131,18 @@ def _check_alone(trainer: Any, placement: Placement) -> None:
 
 @contextmanager
 def _unpatched(model: Any) -> Iterator[None]:
-    """Undo what TRL and accelerate put over the forwards, so that the next use of the model is as the first."""
-    before = [(module, vars(module).get("forward")) for module in (model, model.get_base_model())]
+    """Undo what TRL and accelerate put over forwards and into configs: the model's next use is as its first."""
+    base = model.get_base_model()
+    before = [(module, vars(module).get("forward")) for module in (model, base)]
+    # TRL gives the model the padding of its tokenizer, and the one that it is shown has none.
+    configs = (base.config.get_text_config(), getattr(base, "generation_config", None))
+    names = ("pad_token_id", "use_cache")
+    kept = [(config, name, getattr(config, name)) for config in configs for name in names if hasattr(config, name)]
     try:
         yield
     finally:
+        for config, name, value in kept:
+            setattr(config, name, value)
         for module, forward in before:
             vars(module).pop("forward", None)
             if forward is not None:

@@ -52,6 +52,16 @@ def _logits(model: Any, input_ids: torch.Tensor, at: list[int], placement: Place
     return logits[positions.to(logits.device)]
 
 
+def rehearse(trainable: Trainable) -> None:
+    """One forward and backward over a few tokens, which change nothing: what the model cannot do shows."""
+    ids = [0] * 16
+    try:
+        nll(trainable.model, Tokens(input_ids=ids, labels=[IGNORED, *ids[1:]]), trainable.placement).backward()
+    finally:
+        for parameter in trainable.parameters.values():
+            parameter.grad = None
+
+
 def policy_logp(trainable: Trainable, text: Tokens) -> torch.Tensor:
     """Log-probability of a text's supervised tokens under the policy, a scalar with gradient where there is one.
 

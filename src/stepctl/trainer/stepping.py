@@ -149,5 +149,5 @@ def collate(examples: list[dict[str, int]]) -> dict[str, torch.Tensor]:
 
 
 def no_tokenizer() -> PreTrainedTokenizerFast:
-    """TRL insists on a tokenizer; the rows come tokenized. It has no special token, so it changes no config."""
+    """TRL insists on a tokenizer; the rows come tokenized. It has no special token that could end up in a config."""
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token="")))

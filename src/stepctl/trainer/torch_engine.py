@@ -87,8 +87,20 @@ class TorchEngine:
         self._spec = spec
         self._trainable = model.Trainable(adapted, parameters, optimizer, placement)
         self._method = make_method(spec.identity.method, self._trainable, spec.train)
-        versions = _versions(placement, str(getattr(adapted.config, "_attn_implementation", "")))
-        return Loaded(device=placement.where, precision=placement.precision, reason=placement.reason, versions=versions)
+        with device.memory_errors():
+            repeatable = placement.device.type != "cuda" or device.make_repeatable(self._rehearse)
+        return Loaded(
+            device=placement.where,
+            precision=placement.precision,
+            reason=placement.reason,
+            versions=_versions(placement, str(getattr(adapted.config, "_attn_implementation", ""))),
+            repeatable=repeatable,
+        )
+
+    def _rehearse(self) -> None:
+        from stepctl.trainer.scoring import rehearse
+
+        rehearse(self._ready()[1])
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         """Put a verified checkpoint in place. Changed learning rate and weight decay take effect, moments are kept.
@@ -173,9 +185,10 @@ def _versions(placement: Placement, attention: str) -> dict[str, str]:
     import transformers
     import trl
 
-    from stepctl.trainer.device import device_name
+    from stepctl.trainer.device import cpu_name, device_name
 
     spread = {"device_map": placement.device_map} if placement.spread else {}
+    processor = {"cpu": cpu_name()} if placement.device.type == "cpu" else {}
     return {
         "stepctl": __version__,
         "python": platform.python_version(),
@@ -188,5 +201,6 @@ def _versions(placement: Placement, attention: str) -> dict[str, str]:
         "precision": placement.precision,
         "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
         "attention": attention,
+        **processor,
         **spread,
     }

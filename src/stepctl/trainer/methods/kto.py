@@ -69,11 +69,12 @@ class Kto:
 
 
 def mismatched(row: KtoRow, other: KtoRow, max_length: int) -> Tokens:
-    """The prompt of ``row`` with the completion of ``other``, cut to ``max_length``."""
-    prompt, start = row.input_ids[: _completion(row)], _completion(other)
+    """The prompt of ``row`` with the whole completion of ``other``, cut to ``max_length``."""
+    prompt = row.input_ids[: _completion(row)]
+    completion = [*other.input_ids[_completion(other) :], *other.rest]
     return Tokens(
-        input_ids=[*prompt, *other.input_ids[start:]][:max_length],
-        labels=[*[IGNORED] * len(prompt), *other.labels[start:]][:max_length],
+        input_ids=[*prompt, *completion][:max_length],
+        labels=[*[IGNORED] * len(prompt), *completion][:max_length],
     )
 
 
