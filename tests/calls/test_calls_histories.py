@@ -1,0 +1,39 @@
+"""Short histories that once went wrong, told with the operations of the random ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.calls import operations_held as do
+from tests.calls.history import History
+from tests.calls.operation import Draw
+from tests.calls.operations import call_once
+from tests.calls.projects import Call
+from tests.calls.rules import Ask
+from tests.doubles.forked import install
+from tests.doubles.project import tokenizer_folder
+
+DRAW = Draw(at=0, kind="new", rows=4, group=2, keep=3, every_step=True, flag=False, pick=0, number=0, writes=0)
+
+
+@pytest.fixture
+def h(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
+    install(monkeypatch)
+    history = History(tokenizer_folder(tmp_path / "model"), Counter())
+    yield history
+    history.close()
+
+
+def call(h: History, *, fresh: bool = False, key: str | None = None, every_step: bool = True, keep: int = 3) -> Call:
+    """Two steps on a new trace."""
+    return Call(Ask(h.new_trace(4), fresh=fresh, key=key), group=2, keep=keep, every_step=every_step)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_race(h: History, number: int) -> None:
+    call_once(h, h.projects[0], call(h))
+    for _ in range(3):
+        do.a_race(h, h.projects[0], DRAW._replace(number=number))
