@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.calls import operations_held as do
 from tests.calls.history import History
-from tests.calls.operation import Draw
+from tests.calls.operation import Draw, job_of
 from tests.calls.operations import call_once
 from tests.calls.projects import Call
 from tests.calls.rules import Ask
@@ -30,6 +30,20 @@ def h(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
 def call(h: History, *, fresh: bool = False, key: str | None = None, every_step: bool = True, keep: int = 3) -> Call:
     """Two steps on a new trace."""
     return Call(Ask(h.new_trace(4), fresh=fresh, key=key), group=2, keep=keep, every_step=every_step)
+
+
+def test_a_parent_that_is_pruned_meanwhile(h: History) -> None:
+    """Nothing is damaged: the call is to be repeated."""
+    a, b = h.projects
+    call_once(h, b, call(h))
+    assert do.start(h, a, call(h), "model", follow=True)
+    call_once(h, b, call(h, keep=1))
+    live = job_of(a)
+    report = h.release(a)
+    h.ended(a, live.run, report, None, "failed")
+    assert report.error["code"] == "parent_pruned"
+    assert "again" in report.error["next"]
+    h.check()
 
 
 @pytest.mark.parametrize("number", range(4))
