@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.calls import operations_held as do
 from tests.calls.history import History
-from tests.calls.operation import Draw, job_of
+from tests.calls.operation import Act, Draw, job_of
 from tests.calls.operations import call_once
 from tests.calls.projects import Call
 from tests.calls.rules import Ask
@@ -30,6 +30,17 @@ def h(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
 def call(h: History, *, fresh: bool = False, key: str | None = None, every_step: bool = True, keep: int = 3) -> Call:
     """Two steps on a new trace."""
     return Call(Ask(h.new_trace(4), fresh=fresh, key=key), group=2, keep=keep, every_step=every_step)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("end", [do.let_it_end, do.stop_it, do.kill_its_job])
+def test_a_commit_on_the_way_fails_after_its_manifest(h: History, end: Act, fresh: bool) -> None:
+    """It counts all the same, and makes a fresh root the start."""
+    a, b = h.projects
+    call_once(h, b, call(h))
+    assert do.start(h, a, call(h, fresh=fresh), "manifest_stored:1" if fresh else "manifest_stored:3", follow=True)
+    do.the_bucket_fails(h, a, DRAW)
+    end(h, a, DRAW)
 
 
 def test_a_parent_that_is_pruned_meanwhile(h: History) -> None:

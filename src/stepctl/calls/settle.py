@@ -183,7 +183,7 @@ def _death(record: RunRecord, machine: Machine, report: Report) -> dict[str, Any
 def commit_folder(record: RunRecord, folder: Path, manifest: Manifest) -> bool:
     """Commit what a job saved; says whether it became a fork."""
     bucket = open_bucket(record.bucket)
-    done = commit(bucket, folder, manifest, choose_root=record.new_root and manifest.parent == record.parent)
+    done = commit(bucket, folder, manifest, choose_root=record.new_root)
     prune(bucket, record.lineage, record.settings.get("keep_checkpoints", 3))
     clean_leftovers(bucket, record.lineage, record.run, utc_now())
     return done.forked

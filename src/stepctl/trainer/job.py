@@ -312,7 +312,7 @@ class Job:
             bucket,
             folder,
             manifest,
-            choose_root=spec.new_root and manifest.parent == spec.parent,
+            choose_root=spec.new_root,
             notify=lambda what: self.emit(Status(phase=what)),
         )
         self.result.checkpoint, self.result.forked = done.checkpoint, done.forked
