@@ -13,8 +13,10 @@ from tests.calls.operation import Act, Draw, job_of
 from tests.calls.operations import call_once
 from tests.calls.projects import Call
 from tests.calls.rules import Ask
-from tests.doubles.forked import install
+from tests.doubles.forked import hold, install
 from tests.doubles.project import tokenizer_folder
+
+from stepctl.runs.report import Report
 
 DRAW = Draw(at=0, kind="new", rows=4, group=2, keep=3, every_step=True, flag=False, pick=0, number=0, writes=0)
 
@@ -41,6 +43,21 @@ def test_a_commit_on_the_way_fails_after_its_manifest(h: History, end: Act, fres
     assert do.start(h, a, call(h, fresh=fresh), "manifest_stored:1" if fresh else "manifest_stored:3", follow=True)
     do.the_bucket_fails(h, a, DRAW)
     end(h, a, DRAW)
+
+
+def test_what_a_dead_job_saved_becomes_a_fork_of_its_own_checkpoint(h: History) -> None:
+    """Another writer has extended the one before it meanwhile; the run's report names the newest."""
+    a, b = h.projects
+    assert do.start(h, a, call(h), "step:2", follow=True)
+    call_once(h, b, call(h))
+    live = job_of(a)
+    hold(a.path, "kill files_stored:2")
+    report = h.wait_for_job(a)
+    h.adopt(live.run)
+    assert isinstance(report, Report)
+    assert report.forked
+    h.ended(a, live.run, report, 2)
+    h.check()
 
 
 def test_a_parent_that_is_pruned_meanwhile(h: History) -> None:

@@ -8,7 +8,7 @@ from stepctl.lineage.identity import differences, require_same
 from stepctl.lineage.ledger import by_key, by_trace, ledger_for, runs_of
 from stepctl.lineage.manifest import build_manifest, decode_manifest, encode_manifest, entries_of
 from stepctl.lineage.prune import clean_leftovers, prune
-from stepctl.lineage.state import CheckpointInfo, LineageState, read_lineage
+from stepctl.lineage.state import CheckpointInfo, LineageState, lines_of, read_lineage
 from stepctl.lineage.verify import Damage, Report, verify
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "entries_of",
     "fetch_checkpoint",
     "ledger_for",
+    "lines_of",
     "prune",
     "read_lineage",
     "require_same",
