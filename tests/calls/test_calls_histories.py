@@ -35,7 +35,7 @@ def call(h: History, *, fresh: bool = False, key: str | None = None, every_step:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("end", [do.let_it_end, do.stop_it, do.kill_its_job])
+@pytest.mark.parametrize("end", [do.let_it_end, do.stop_it, do.cancel_it, do.kill_its_job])
 def test_a_commit_on_the_way_fails_after_its_manifest(h: History, end: Act, fresh: bool) -> None:
     """It counts all the same, and makes a fresh root the start."""
     a, b = h.projects
@@ -43,6 +43,16 @@ def test_a_commit_on_the_way_fails_after_its_manifest(h: History, end: Act, fres
     assert do.start(h, a, call(h, fresh=fresh), "manifest_stored:1" if fresh else "manifest_stored:3", follow=True)
     do.the_bucket_fails(h, a, DRAW)
     end(h, a, DRAW)
+
+
+def test_a_checkpoint_in_doubt_is_extended_even_if_it_is_pruned(h: History) -> None:
+    """Its commit failed after its manifest was stored, and another writer went on from it."""
+    a, b = h.projects
+    assert do.start(h, a, call(h), "manifest_stored:1", follow=True)
+    do.the_bucket_fails(h, a, DRAW)
+    call_once(h, b, call(h, keep=1))
+    assert len(h.rules.alive) == 1
+    do.finish(h, a)
 
 
 def test_what_a_dead_job_saved_becomes_a_fork_of_its_own_checkpoint(h: History) -> None:
