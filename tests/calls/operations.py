@@ -139,13 +139,13 @@ def start_anew_with_a_key(h: History, project: Project, draw: Draw) -> None:
     call_once(h, project, make_call(h, draw, "fresh key"))
 
 
-@operation(free)
+@operation(free, 3)
 def expect_a_step(h: History, project: Project, draw: Draw) -> None:
     """The right one, or one beside it."""
     settle(h, project)
     call = make_call(h, draw)
     step = 0 if call.ask.fresh else h.rules.head_step
-    step = step if draw.flag else max(0, step + (1 if draw.number % 2 else -1))
+    step = step if draw.number % 3 == 0 else max(0, step + (1 if draw.number % 2 else -1))
     call_once(h, project, replace(call, ask=replace(call.ask, expect=step)))
 
 
