@@ -2,7 +2,7 @@
 
 Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
 what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
-``oom_at``, ``raise_at`` (a step; the error quotes an example), ``clock_step`` (seconds that each step seems to take),
+``oom_at``, ``raise_at`` (a step; the error quotes an example),
 ``versions`` (what it says of itself in manifests), ``repeatable``.
 """
 
@@ -132,4 +132,5 @@ def main() -> None:
     os._exit(code)
 
 
-main()
+if __name__ == "__main__":
+    main()

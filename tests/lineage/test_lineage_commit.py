@@ -12,6 +12,7 @@ from tests.lineage.making import extend, files_below, make, make_next
 
 from stepctl.base.errors import DamagedCheckpoint, LineageConflict, StepctlError
 from stepctl.lineage.buckets import Bucket, BucketError
+from stepctl.lineage.ledger import decode_ledger
 from stepctl.lineage.records import ROOT, Manifest
 from stepctl.lineage.store import choose, commit, decode_manifest, prune, read_lineage, verify
 
@@ -239,6 +240,17 @@ def test_a_fresh_root_becomes_the_head_once(bucket: Bucket, root: Path, work: Pa
     # Another choice later stays the newest, whoever repeats the commit.
     choose(bucket, "main", "00000002-b", "rollback")
     assert commit(bucket, *fresh, choose_root=True).head == "00000002-b"
+
+
+def test_a_later_commit_makes_a_fresh_root_the_head_when_the_first_did_not(bucket: Bucket, work: Path) -> None:
+    """The first may have failed after its manifest was stored."""
+    extend(bucket, work, "a")
+    folder, first = make(work, "b", parent="root-b")
+    assert commit(bucket, folder, first).forked
+    ledger = decode_ledger((folder / "ledger.jsonl").read_bytes())
+    second = make(work, "b", parent=first.checkpoint, ledger=ledger)
+    result = commit(bucket, *second, choose_root=True)
+    assert (result.forked, result.head) == (False, "00000002-b")
 
 
 @pytest.mark.parametrize("parent", [ROOT, "00000001-a"])

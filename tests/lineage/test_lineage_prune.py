@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.lineage.making import Died, dying, extend, make_next
 
-from stepctl.base.errors import DamagedCheckpoint, UsageError
+from stepctl.base.errors import DamagedCheckpoint, LineageConflict, UsageError
 from stepctl.base.names import utc_now
 from stepctl.lineage.buckets import Bucket
 from stepctl.lineage.store import (
@@ -18,6 +18,7 @@ from stepctl.lineage.store import (
     choose,
     clean_leftovers,
     commit,
+    fetch_checkpoint,
     prune,
     read_lineage,
     runs_of,
@@ -46,6 +47,16 @@ def test_keys_outlive_pruning(bucket: Bucket, root: Path, work: Path) -> None:
     assert by_key(state.ledger, "key10") is None
     assert verify(bucket, "main").damages == []
     assert extend(bucket, work, "next").head == "00000011-next"
+
+
+def test_a_pruned_checkpoint_is_not_called_damaged(bucket: Bucket, work: Path) -> None:
+    """Who read the head before another writer went on and pruned it is told to try again."""
+    for run in ("a", "b"):
+        extend(bucket, work, run)
+    prune(bucket, "main", 1)
+    with pytest.raises(LineageConflict, match="is pruned") as caught:
+        fetch_checkpoint(bucket, "main", "00000001-a", None, work / "to")
+    assert caught.value.code == "parent_pruned"
 
 
 def test_only_the_heads_ancestors_go(bucket: Bucket, work: Path) -> None:

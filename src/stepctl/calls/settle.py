@@ -31,6 +31,7 @@ from stepctl.lineage.store import (
     clean_leftovers,
     commit,
     decode_manifest,
+    lines_of,
     prune,
     read_lineage,
 )
@@ -186,14 +187,11 @@ def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Rep
         # When the head has moved meanwhile this makes a fork: the work is kept all the same.
         commit_folder(record, *saved)
     state = read_lineage(bucket, record.lineage)
-    mine = [line for line in state.ledger if line.run == record.run]
-    others = [i.manifest for i in state.checkpoints if i.manifest.run == record.run]
-    if mine:
-        with_checkpoint(report, mine[-1].checkpoint, mine[-1].step, mine[-1].rows_done)
-    elif others:
-        newest = max(others, key=lambda manifest: manifest.step)
+    mine = lines_of(bucket, record.lineage, record.run)
+    newest = mine[-1] if mine else None
+    if newest is not None:
         with_checkpoint(report, newest.checkpoint, newest.step, newest.rows_done)
-        report.forked = True
+        report.forked = newest not in state.ledger
     else:
         report.losses = []
     made = [i.manifest for i in state.checkpoints if i.manifest.checkpoint == report.checkpoint]
@@ -222,7 +220,7 @@ def _death(world: World, record: RunRecord, machine: Machine, report: Report) ->
 def commit_folder(record: RunRecord, folder: Path, manifest: Manifest) -> bool:
     """Commit what a job saved; says whether it became a fork."""
     bucket = open_bucket(record.bucket)
-    done = commit(bucket, folder, manifest, choose_root=record.new_root and manifest.parent == record.parent)
+    done = commit(bucket, folder, manifest, choose_root=record.new_root)
     prune(bucket, record.lineage, record.settings.get("keep_checkpoints", 3))
     clean_leftovers(bucket, record.lineage, record.run, utc_now())
     return done.forked

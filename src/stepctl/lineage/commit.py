@@ -44,7 +44,8 @@ def commit(
 
     Args:
         folder: where the files of ``manifest`` are, ``ledger.jsonl`` among them.
-        choose_root: make the manifest's parent, a root named ``root-<something>``, the start of the head's walk.
+        choose_root: make the root that the checkpoint descends from, one named ``root-<something>``, the start of the
+            head's walk, unless that was done. Said with every commit of a fresh start: its first may have failed half.
         notify: called with ``files_stored`` and ``manifest_stored`` when these are durable.
 
     Raises:
@@ -53,7 +54,7 @@ def commit(
         BucketError: the storage fails; repeat the commit.
     """
     lineage, name = manifest.lineage, manifest.checkpoint
-    _check_input(manifest, choose_root)
+    _check_input(manifest)
     with bucket.lock(lineage):
         # A sibling whose writer died before its claim was the head for every reader until now: it stays so. A damaged
         # head is no reason to lose this work: what is wrong is said at the end.
@@ -61,6 +62,7 @@ def commit(
             tree, _ = settle(bucket, lineage)
         except StepctlError:
             tree = survey(bucket, lineage)
+        root = _new_root(tree, manifest) if choose_root else None
         node = tree.nodes.get(name)
         if node is None:
             _store_files(bucket, folder, manifest)
@@ -72,8 +74,8 @@ def commit(
         if node is not None:
             _check_same(node, manifest)
         notify("manifest_stored")
-        if choose_root:
-            _choose_once(bucket, survey(bucket, lineage), manifest)
+        if root is not None:
+            _choose_once(bucket, survey(bucket, lineage), root, manifest.run)
         tree, found = settle(bucket, lineage)
         return CommitResult(checkpoint=name, forked=name not in tree.ancestry(found.head), head=found.head)
 
@@ -108,12 +110,24 @@ def choose(bucket: Bucket, lineage: str, at: str, reason: str, run: str | None =
         return choice
 
 
-def _check_input(manifest: Manifest, choose_root: bool) -> None:
-    problem = manifest_problem(manifest, manifest.lineage, manifest.checkpoint)
-    if problem is None and choose_root and (manifest.parent == ROOT or not layout.is_root(manifest.parent)):
-        problem = f"names {manifest.parent} as its parent, which cannot be a new root"
-    if problem is not None:
-        raise StepctlError(f"the manifest to commit {problem}", safe="the lineage is as it was", code="bad_manifest")
+def _check_input(manifest: Manifest) -> None:
+    if problem := manifest_problem(manifest, manifest.lineage, manifest.checkpoint):
+        raise _bad_manifest(problem)
+
+
+def _bad_manifest(problem: str) -> StepctlError:
+    return StepctlError(f"the manifest to commit {problem}", safe="the lineage is as it was", code="bad_manifest")
+
+
+def _new_root(tree: Tree, manifest: Manifest) -> str | None:
+    """The root that the checkpoint descends from; None when damage hides it: that is no reason to lose this work."""
+    oldest = tree.ancestry(manifest.parent)
+    root = tree.nodes[oldest[-1]].parent if oldest else manifest.parent
+    if root is None or not layout.is_root(root):
+        return None
+    if root == ROOT:
+        raise _bad_manifest(f"names {manifest.parent} as its parent, which cannot be a new root")
+    return root
 
 
 def _store_files(bucket: Bucket, folder: Path, manifest: Manifest) -> None:
@@ -149,9 +163,9 @@ def _check_same(node: Node, manifest: Manifest) -> None:
         )
 
 
-def _choose_once(bucket: Bucket, tree: Tree, manifest: Manifest) -> None:
-    if not any(choice is not None and choice.at == manifest.parent for _, choice in tree.choices):
-        choice = Choice(at=manifest.parent, reason="fresh", run=manifest.run, created_at=iso(utc_now()))
+def _choose_once(bucket: Bucket, tree: Tree, root: str, run: str) -> None:
+    if not any(choice is not None and choice.at == root for _, choice in tree.choices):
+        choice = Choice(at=root, reason="fresh", run=run, created_at=iso(utc_now()))
         _append(bucket, tree, choice)
 
 

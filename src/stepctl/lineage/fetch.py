@@ -6,14 +6,14 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from stepctl.base.errors import StepctlError
+from stepctl.base.errors import LineageConflict, StepctlError
 from stepctl.base.files import sha256_file
 from stepctl.lineage import layout
-from stepctl.lineage.buckets.base import Bucket
+from stepctl.lineage.buckets.base import Absent, Bucket
 from stepctl.lineage.manifest import damaged
 from stepctl.lineage.records import FileEntry, Manifest
 from stepctl.lineage.state import check_sizes
-from stepctl.lineage.tree import survey
+from stepctl.lineage.tree import survey_unlocked
 
 
 def fetch_checkpoint(
@@ -36,12 +36,15 @@ def fetch_checkpoint(
     Raises:
         StepctlError: there is no room for them.
         DamagedCheckpoint: a file, or the manifest, is not what it should be; the file and the difference are named.
+        LineageConflict: other checkpoints came after it, and it is pruned (``parent_pruned``).
         BucketError: the storage fails.
     """
-    tree = survey(bucket, lineage)
+    tree = survey_unlocked(bucket, lineage)
     node = tree.nodes.get(checkpoint)
-    if node is None or node.pruned:
+    if node is None:
         raise damaged(lineage, checkpoint, layout.MANIFEST, "is missing")
+    if node.pruned:
+        raise _pruned(lineage, checkpoint)
     if node.manifest is None:
         assert node.problem is not None
         raise node.problem
@@ -51,7 +54,13 @@ def fetch_checkpoint(
     check_sizes(tree, node.manifest, entries)
     _check_room(checkpoint, entries, to)
     prefix = layout.checkpoint_at(lineage, checkpoint)
-    bucket.fetch(prefix, [entry.path for entry in entries], to)
+    try:
+        bucket.fetch(prefix, [entry.path for entry in entries], to)
+    except Absent:
+        now = survey_unlocked(bucket, lineage).nodes.get(checkpoint)
+        if now is not None and now.pruned:
+            raise _pruned(lineage, checkpoint) from None
+        raise
     bad = [entry for entry in entries if _problem(to, entry)]
     if bad:
         bucket.fetch(prefix, [entry.path for entry in bad], to)
@@ -61,6 +70,16 @@ def fetch_checkpoint(
                 (to / each.path).unlink(missing_ok=True)
             raise damaged(lineage, checkpoint, entry.path, problem, previous=tree.previous(checkpoint))
     return node.manifest
+
+
+def _pruned(lineage: str, checkpoint: str) -> LineageConflict:
+    return LineageConflict(
+        f"checkpoint {checkpoint} of lineage {lineage} is pruned: another writer has moved the head on meanwhile",
+        safe="nothing was trained on it",
+        next="run the command again: it starts at the head as it is now",
+        code="parent_pruned",
+        details={"lineage": lineage, "checkpoint": checkpoint},
+    )
 
 
 def check_folder(folder: Path, manifest: Manifest) -> None:

@@ -10,8 +10,8 @@ from stepctl.lineage.buckets.base import Absent, Bucket, Stored
 from stepctl.lineage.head import Walk, settle, walk
 from stepctl.lineage.ledger import Ledger
 from stepctl.lineage.manifest import damaged
-from stepctl.lineage.records import FileEntry, Manifest
-from stepctl.lineage.tree import Folder, Tree, read_ledger, size_problem, survey
+from stepctl.lineage.records import FileEntry, LedgerLine, Manifest
+from stepctl.lineage.tree import Folder, Tree, read_ledger, size_problem, survey, survey_unlocked
 
 _READS = 8
 
@@ -91,6 +91,17 @@ def state_of(bucket: Bucket, tree: Tree, found: Walk) -> LineageState:
         empty=not tree.nodes and not tree.choices,
         notes=found.notes,
     )
+
+
+def lines_of(bucket: Bucket, lineage: str, run: str) -> list[LedgerLine]:
+    """Every checkpoint that a run stored, oldest first: kept or pruned, on the head's path or beside it.
+
+    Raises:
+        BucketError: the storage fails.
+    """
+    ledgers = survey_unlocked(bucket, lineage).ledgers.values()
+    found = {line.checkpoint: line for ledger in ledgers for line in ledger if line.run == run}
+    return sorted(found.values(), key=lambda line: line.step)
 
 
 def check_sizes(tree: Tree, manifest: Manifest, entries: Sequence[FileEntry] | None = None) -> None:

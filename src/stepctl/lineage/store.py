@@ -11,7 +11,7 @@ from stepctl.lineage.ledger import by_key, by_trace, ledger_for, runs_of
 from stepctl.lineage.manifest import build_manifest, decode_manifest, encode_manifest, entries_of
 from stepctl.lineage.overview import Overview, Summary, overview
 from stepctl.lineage.prune import clean_leftovers, prune
-from stepctl.lineage.state import CheckpointInfo, LineageState, read_lineage
+from stepctl.lineage.state import CheckpointInfo, LineageState, lines_of, read_lineage
 from stepctl.lineage.verify import Damage, Report, verify
 from stepctl.lineage.view import View, look
 
@@ -44,6 +44,7 @@ __all__ = [
     "forks",
     "history",
     "ledger_for",
+    "lines_of",
     "look",
     "overview",
     "prune",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,10 +13,12 @@ from stepctl.base.errors import DamagedCheckpoint, StepctlError
 from stepctl.base.files import sha256_bytes
 from stepctl.base.names import check_name
 from stepctl.lineage import layout
-from stepctl.lineage.buckets.base import Bucket, Stored
+from stepctl.lineage.buckets.base import Absent, Bucket, Stored
 from stepctl.lineage.ledger import Ledger, LedgerBroken, check_ledger, decode_ledger
 from stepctl.lineage.manifest import damaged, decode_manifest
 from stepctl.lineage.records import Choice, FileEntry, Manifest
+
+_READS = 8
 
 LARGEST_RECORD = 64 << 20
 """Bytes of a manifest or a choice; what is larger is none, and is not read."""
@@ -140,6 +143,14 @@ def survey(bucket: Bucket, lineage: str) -> Tree:
         strays=tuple(strays),
         listing=(*choice_files, *claim_files, *files),
     )
+
+
+def survey_unlocked(bucket: Bucket, lineage: str) -> Tree:
+    """As :func:`survey`, for who does not hold the lock: what is deleted while this reads is no failure."""
+    for _ in range(_READS):
+        with contextlib.suppress(Absent):
+            return survey(bucket, lineage)
+    return survey(bucket, lineage)
 
 
 def size_problem(entry: FileEntry, stored: Stored | None) -> str | None:

@@ -29,8 +29,8 @@ from stepctl.lineage.store import (
     entries_of,
     fetch_checkpoint,
     ledger_for,
+    lines_of,
     prune,
-    read_lineage,
 )
 from stepctl.models.resolve import resolve_model
 from stepctl.traces.judge import judge
@@ -251,7 +251,7 @@ class Job:
         """Save the newest step here, then commit it; a commit that fails keeps what is saved."""
         name = checkpoint_name(self.result.step, self.spec.run)
         folder = self.dir.out / name
-        self._look_again()
+        self.look_again()
         with self.phase("saving", "save"):
             manifest, line = self.save(folder, name)
         began = self.clock()
@@ -268,19 +268,24 @@ class Job:
             self.committing = False
             self.result.timings_sec.commit += self.clock() - began
 
-    def _look_again(self) -> None:
-        """Extend the checkpoint whose commit failed if the bucket has it after all: else the next were a fork."""
+    def look_again(self) -> None:
+        """Count the checkpoint whose commit failed if the bucket has it after all, and extend it: else a fork follows.
+
+        What was left of that commit is done now.
+        """
         if self.unsure is None:
             return
         (manifest, line), self.unsure = self.unsure, None
         try:
-            stored = read_lineage(open_bucket(self.spec.bucket), self.spec.lineage).checkpoints
-        except (OSError, StepctlError) as error:
-            self.emit(Warned(code="commit_failed", message=f"the bucket cannot be read: {error}"))
-            return
-        if any(info.manifest.checkpoint == manifest.checkpoint for info in stored):
+            stored = lines_of(open_bucket(self.spec.bucket), self.spec.lineage, self.spec.run)
+            if all(known.checkpoint != manifest.checkpoint for known in stored):
+                return
             self.parent, self.ledger, self.committed_step = manifest.checkpoint, (*self.ledger, line), manifest.step
             self.result.checkpoint = manifest.checkpoint
+            self.commit(self.dir.out / manifest.checkpoint, manifest)
+        except (OSError, StepctlError) as error:
+            what = error.message if isinstance(error, StepctlError) else str(error)
+            self.emit(Warned(code="commit_failed", message=f"the last checkpoint on the way is in doubt: {what}"))
 
     def save(self, folder: Path, name: str) -> tuple[Manifest, LedgerLine]:
         """Write a whole checkpoint here, its manifest last."""
@@ -337,7 +342,7 @@ class Job:
             bucket,
             folder,
             manifest,
-            choose_root=spec.new_root and manifest.parent == spec.parent,
+            choose_root=spec.new_root,
             notify=lambda what: self.emit(Status(phase=what)),
         )
         self.result.checkpoint, self.result.forked = done.checkpoint, done.forked

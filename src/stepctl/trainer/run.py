@@ -41,6 +41,7 @@ def _settle(job: Job) -> None:
     """After a failure only what is committed counts."""
     result, spec = job.result, job.spec
     if result.state in {"failed", "cancelled"}:
+        job.look_again()
         steps = job.committed_step - spec.from_step if result.checkpoint else 0
         del result.losses[steps:]
         result.step = spec.from_step + steps
