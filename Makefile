@@ -19,7 +19,7 @@ demo: install ## train a real small model in three calls and watch its held-out 
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
 test: install ## run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 lint: install ## check style and format
 	$(BIN)/ruff check $(CODE)
