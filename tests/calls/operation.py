@@ -98,6 +98,10 @@ def stored(h: History) -> list[Project]:
     return h.projects if h.rules.alive and not h.locked else []
 
 
+def saving(h: History) -> list[Project]:
+    return [project for project in committing(h) if job_of(project).at.startswith("saving")]
+
+
 def attachable(h: History) -> list[Project]:
     return [project for project in free(h) if project.runs]
 

@@ -139,13 +139,13 @@ def start_anew_with_a_key(h: History, project: Project, draw: Draw) -> None:
     call_once(h, project, make_call(h, draw, "fresh key"))
 
 
-@operation(free)
+@operation(free, 3)
 def expect_a_step(h: History, project: Project, draw: Draw) -> None:
     """The right one, or one beside it."""
     settle(h, project)
     call = make_call(h, draw)
     step = 0 if call.ask.fresh else h.rules.head_step
-    step = step if draw.flag else max(0, step + (1 if draw.number % 2 else -1))
+    step = step if draw.number % 3 == 0 else max(0, step + (1 if draw.number % 2 else -1))
     call_once(h, project, replace(call, ask=replace(call.ask, expect=step)))
 
 
@@ -199,7 +199,11 @@ def _die(h: History, project: Project, call: Call, client_dies: int | None, job_
     found = client.wait()
     client.all_ended()
     for run in sorted(project.open, key=lambda run: run.name):
-        h.adopt(run, whole=False, again=True)
+        h.adopt(run, whole=False)
+        h.gone |= h.rules.doomed(run.keep)
+        newest, result = h.rules.newest(run), project.result(run)
+        if newest is not None and (result is None or result["state"] == "commit_pending"):
+            newest.forked = not h.rules.on_path(newest.name)
     names = project.unknown()
     decision = h.rules.decide(call.ask)
     if names:
@@ -226,8 +230,5 @@ def _forget_the_settled(h: History, project: Project) -> None:
     for run in list(project.open):
         record = project.record(run.name)
         if record["report"] is not None and record["state"] != "commit_pending":
-            newest = h.rules.newest(run)
-            if newest is not None and project.result(run) is None:
-                newest.forked = not h.rules.on_path(newest.name)
             h.check_end(run, record["report"], {"done", "stopped", "cancelled", "failed", "needs_trace"})
             project.open.remove(run)

@@ -23,8 +23,10 @@ from tests.calls.operation import (
     make_call,
     operation,
     point_of,
+    saving,
     settle,
 )
+from tests.calls.operations import lose_the_times
 from tests.calls.projects import BEFORE_STEPS, Call, Live, Project, cancelled_at, kept_at, stopped_at
 from tests.calls.rules import Ask
 from tests.doubles.forked import Refusal, hold, outcome, until
@@ -124,6 +126,19 @@ def cancel_it(h: History, project: Project, draw: Draw) -> None:
     assert not live.followed or seen.exit_code == found.exit_code
     end = step, "done" if step == run.last else "cancelled"
     h.ended(project, run, found, *(fate(h, live, *end) if live.at == "data" else end))
+    h.check()
+
+
+@operation(saving, 8)
+def cancel_it_and_kill_its_job(h: History, project: Project, draw: Draw) -> None:
+    """What it saved by then was not wanted any more: nobody commits it."""
+    live = job_of(project)
+    newest = h.rules.newest(live.run)
+    hold(project.path, f"pause {live.at}\nkill files_stored:{live.at.partition(':')[2]}")
+    found = outcome(lambda: cancel(h.world(project), live.run.name))
+    h.release(project)
+    h.adopt(live.run)
+    h.ended(project, live.run, found, newest.step if newest else None, "cancelled")
     h.check()
 
 
@@ -270,6 +285,8 @@ def two_writers(h: History, project: Project, draw: Draw) -> None:
     finish(h, two)
     finish(h, one)
     assert h.seen["forked"] == before + 1
+    if draw.rows % 2:
+        lose_the_times(h, project, draw)
 
 
 @operation(both_free)

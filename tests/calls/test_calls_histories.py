@@ -70,6 +70,13 @@ def test_what_a_dead_job_saved_becomes_a_fork_of_its_own_checkpoint(h: History) 
     h.check()
 
 
+@pytest.mark.parametrize("rows", [3, 4])
+def test_two_writers_and_a_copy_that_loses_the_times(h: History, rows: int) -> None:
+    call_once(h, h.projects[0], call(h))
+    do.two_writers(h, h.projects[0], DRAW._replace(rows=rows, every_step=False))
+    call_once(h, h.projects[1], call(h))
+
+
 def test_a_parent_that_is_pruned_meanwhile(h: History) -> None:
     """Nothing is damaged: the call is to be repeated."""
     a, b = h.projects

@@ -1,8 +1,8 @@
 """Real processes without the price of starting Python: jobs and clients as forks of the test's own process.
 
 A job runs the trainer's real order with the stand-in as its engine, in a session of its own; SIGKILL ends it as it ends
-any other. What happens to it is said by the file ``hold`` in the project's folder, read at every event: ``pause X``
-waits at event X until ``hold`` says something else or a stop or cancel is asked for, ``kill X`` is SIGKILL there.
+any other. What happens to it is said by the lines of the file ``hold`` in the project's folder, read at every event:
+``pause X`` waits at event X until the line is gone or a stop or cancel is asked for, ``kill X`` is SIGKILL there.
 """
 
 from __future__ import annotations
@@ -99,6 +99,9 @@ def _name(event: AnyEvent, step: int) -> str:
 def _obedient(job_dir: JobDir) -> Callable[[AnyEvent], None]:
     write, project, step = EventWriter(job_dir.events), job_dir.path.parent.parent, 0
 
+    def held() -> list[str]:
+        return (project / "hold").read_text().splitlines()
+
     def emit(event: AnyEvent) -> None:
         nonlocal step
         write(event)
@@ -106,13 +109,13 @@ def _obedient(job_dir: JobDir) -> Callable[[AnyEvent], None]:
         name = _name(event, step)
         if not name:
             return
-        if (project / "hold").read_text() == f"kill {name}":
+        if f"kill {name}" in held():
             os.kill(os.getpid(), signal.SIGKILL)
         pause = f"pause {name}"
-        if (project / "hold").read_text() == pause:
+        if pause in held():
             (job_dir.path / "held").write_text(name)
             deadline = time.monotonic() + BOUND_SEC
-            while (project / "hold").read_text() == pause and job_dir.requested() is None:
+            while pause in held() and job_dir.requested() is None:
                 if time.monotonic() > deadline:
                     os._exit(99)
                 time.sleep(TICK_SEC)
