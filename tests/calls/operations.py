@@ -201,6 +201,9 @@ def _die(h: History, project: Project, call: Call, client_dies: int | None, job_
     for run in sorted(project.open, key=lambda run: run.name):
         h.adopt(run, whole=False)
         h.gone |= h.rules.doomed(run.keep)
+        newest, result = h.rules.newest(run), project.result(run)
+        if newest is not None and (result is None or result["state"] == "commit_pending"):
+            newest.forked = not h.rules.on_path(newest.name)
     names = project.unknown()
     decision = h.rules.decide(call.ask)
     if names:
@@ -227,9 +230,5 @@ def _forget_the_settled(h: History, project: Project) -> None:
     for run in list(project.open):
         record = project.record(run.name)
         if record["report"] is not None and record["state"] != "commit_pending":
-            newest = h.rules.newest(run)
-            result = project.result(run)
-            if newest is not None and (result is None or result["state"] == "commit_pending"):
-                newest.forked = not h.rules.on_path(newest.name)
             h.check_end(run, record["report"], {"done", "stopped", "cancelled", "failed", "needs_trace"})
             project.open.remove(run)
