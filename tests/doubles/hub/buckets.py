@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ class Bucket:
 class Buckets:
     """All buckets, each in one file under ``root``, written whole after every change."""
 
-    def __init__(self, root: Path, cas: Cas, page: int) -> None:
-        self.root, self.cas, self.page = root, cas, page
+    def __init__(self, root: Path, cas: Cas) -> None:
+        self.root, self.cas = root, cas
+        self.page = 1000  # guess: entries on a page of a listing
         self.clock = Clock()
         self._lock = threading.RLock()
         self._buckets: dict[str, Bucket] = {}
@@ -113,7 +115,7 @@ class Buckets:
                 raise HubError(409, "You already created this bucket", **about)
             # guess: public unless asked otherwise.
             private = request.json().get("visibility") == "private"
-            self._buckets[id_] = Bucket(id_, private, self.clock.tick(), {})
+            self._buckets[id_] = Bucket(id_, private, int(time.time() * 1000), {})
             self._save(self._buckets[id_])
         return Answer(about)
 
@@ -140,7 +142,7 @@ class Buckets:
                 (p, f) for p, f in bucket.files.items() if p.startswith(prefix or "")
             )  # by text, not by folder
         recursive = request.query.get("recursive", "").lower() == "true"
-        # guess: in order of paths, and so many to a page.
+        # guess: in order of paths.
         listed = [f.listed(p) for p, f in files] if recursive else _level(files, prefix or "")
         start = int(request.query.get("cursor", "0"))
         end = start + self.page

@@ -4,7 +4,8 @@ Guesses about the real service (each is marked where it is made):
 - only the first forms of uploads and reconstructions are served; newer ones get 404 and the client falls back;
 - a xet token is good for every bucket that the server has, and a write token may read too;
 - the chunks that may be found by other clients are a file's first one, those the client flags and one in 1024;
-- a shard that names data which the server does not hold is refused.
+- a shard that names data which the server does not hold is refused;
+- a xet token is good for an hour.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ HASH = "([0-9a-f]{64})"
 class Cas:
     """Xorbs and shards in files of their own under ``root``; what is known about them is read again at the start."""
 
-    def __init__(self, root: Path, ttl: float) -> None:
-        self.root, self.ttl = root, ttl
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ttl = 3600.0  # guess: seconds that a token is good for
         self._lock = threading.RLock()
         self._layouts: dict[str, Layout] = {}
         self._files: dict[str, list[Term]] = {}

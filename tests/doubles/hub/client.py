@@ -21,6 +21,7 @@ from typing import Any
 from .faults import Fault, Logged
 
 ROOT = Path(__file__).resolve().parents[3]
+TOKENS = {"hf_write": "u:write", "hf_read": "u:read", "hf_other": "v:write"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,13 @@ class Hub:
     wrong: a token that nobody has.
     """
 
-    write, read, other, wrong = "hf_write", "hf_read", "hf_other", "hf_wrong"
+    write, read, other = TOKENS
+    wrong = "hf_wrong"
 
-    def __init__(
-        self, root: Path, *, tokens: dict[str, str] | None = None, page: int = 1000, ttl: float = 3600.0
-    ) -> None:
-        """``tokens``: further ones, to ``user:role``; ``page``: a listing's; ``ttl``: a xet token's seconds."""
-        mine = {self.write: "u:write", self.read: "u:read", self.other: "v:write"}
-        self._tokens = {**mine, **(tokens or {})}
-        self._root, self._page, self._ttl, self._port = root, page, ttl, 0
+    def __init__(self, root: Path, *, tokens: dict[str, str] | None = None) -> None:
+        """``tokens``: further ones, each to its ``user:role``."""
+        self._tokens = tokens or {}
+        self._root, self._port = root, 0
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -63,9 +62,8 @@ class Hub:
 
     def start(self) -> None:
         """Start on the same state, and the same port if it ran before."""
-        options: dict[str, object] = {"root": self._root, "port": self._port, "page": self._page, "ttl": self._ttl}
-        command = [sys.executable, "-m", "tests.doubles.hub", "--while-stdin"]
-        command += [f"--{name}={value}" for name, value in options.items()]
+        command = [sys.executable, "-m", "tests.doubles.hub", f"--root={self._root}", f"--port={self._port}"]
+        command += ["--while-stdin"]
         command += [f"--token={token}={who}" for token, who in self._tokens.items()]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes)
@@ -108,12 +106,12 @@ class Hub:
         self._ask("expire")
 
     def clock(self, at: datetime | None = None, step_ms: int = 1) -> None:
-        """Set the time of the next upload, the later ones ``step_ms`` apart: with 0 all tie. None: the real time."""
+        """Set the time of the next batch, the later ones ``step_ms`` apart: with 0 all tie. None: the real time."""
         self._ask("clock", at=None if at is None else int(at.timestamp() * 1000), step=step_ms)
 
-    def page(self, entries: int) -> None:
-        """How many entries a page of a bucket's tree has."""
-        self._ask("page", entries=entries)
+    def settings(self, *, page: int = 1000, ttl: float = 3600.0) -> None:
+        """``page``: entries on a page of a bucket's listing; ``ttl``: seconds that a xet token is good for."""
+        self._ask("settings", page=page, ttl=ttl)
 
     # What was asked.
 
@@ -187,12 +185,24 @@ class Hub:
 
 
 @contextmanager
-def client_settings(home: Path) -> Iterator[None]:
-    """Let the client library in this very process keep its caches under ``home``."""
-    kept = dict(os.environ)
-    os.environ.update({"HF_HOME": str(home), "HF_XET_CACHE": str(home / "xet"), "HF_HUB_DISABLE_TELEMETRY": "1"})
+def fresh_client(home: Path) -> Iterator[None]:
+    """Let the client library in this very process begin anew, with its caches under ``home``.
+
+    Only what it reads when it is used is covered: give ``HfApi`` its endpoint and token, downloads their ``cache_dir``.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils._xet import abort_xet_session
+
+    kept, offline = dict(os.environ), constants.HF_HUB_OFFLINE
+    quick = {"HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    os.environ.update({"HF_HOME": str(home), "HF_XET_CACHE": str(home / "xet"), **quick})
+    os.environ.pop("HF_HUB_OFFLINE", None)
+    constants.HF_HUB_OFFLINE = False
+    abort_xet_session()
     try:
         yield
     finally:
+        abort_xet_session()
+        constants.HF_HUB_OFFLINE = offline
         os.environ.clear()
         os.environ.update(kept)

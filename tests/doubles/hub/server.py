@@ -30,8 +30,6 @@ class Options:
     root: Path
     port: int
     tokens: dict[str, Who]
-    page: int = 1000  # guess: entries on a page of a bucket's tree
-    ttl: float = 3600.0  # seconds that a xet token is good for
 
 
 class Double:
@@ -39,8 +37,8 @@ class Double:
 
     def __init__(self, options: Options) -> None:
         self.tokens = options.tokens
-        self.cas = Cas(options.root / "cas", options.ttl)
-        self.buckets = Buckets(options.root / "buckets", self.cas, options.page)
+        self.cas = Cas(options.root / "cas")
+        self.buckets = Buckets(options.root / "buckets", self.cas)
         self.repos = Repos(options.root / "models")
         self.faults, self.log = Faults(), Log()
         routes: list[Route] = [("GET", "/api/whoami-v2", self._whoami)]
@@ -87,7 +85,7 @@ class Double:
             "remove": self.buckets.remove,
             "date": self.buckets.date,
             "add_model": lambda id_, folder, private: self.repos.add(id_, Path(folder), private),
-            "page": self._page,
+            "settings": self._settings,
         }
         return verbs[verb](**args)
 
@@ -100,8 +98,8 @@ class Double:
     def _damage(self, bucket: str, path: str, data: str | None) -> None:
         self.cas.damage(self._hash(bucket, path), None if data is None else base64.b64decode(data))
 
-    def _page(self, entries: int) -> None:
-        self.buckets.page = entries
+    def _settings(self, page: int, ttl: float) -> None:
+        self.buckets.page, self.cas.ttl = page, ttl
 
 
 class Handler(BaseHTTPRequestHandler):
