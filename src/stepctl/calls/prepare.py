@@ -136,7 +136,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
         LineageConflict: another identity.
         UsageError, StepctlError: no such model, unreachable Hub.
     """
-    loaded, bucket = world.loaded, world.bucket()
+    loaded, bucket = world.loaded, world.bucket(new=True)
     state = read_state(bucket, loaded.settings.lineage, fresh=request.fresh)
     head = None if request.fresh else state.head
     origin = None

@@ -246,14 +246,14 @@ def _parent_by_ledger(bucket: Bucket, lineage: str, name: str, folder: Folder) -
 
 def _read_choices(bucket: Bucket, files: Sequence[Stored]) -> tuple[tuple[int, Choice | None], ...]:
     choices: list[tuple[int, Choice | None]] = []
-    for stored in files:
-        number = layout.choice_number(stored.path.rsplit("/", 1)[-1])
-        if number is None:
-            continue
+    numbered = [(layout.choice_number(stored.path.rsplit("/", 1)[-1]), stored) for stored in files]
+    known = [(number, stored) for number, stored in numbered if number is not None]
+    # Two that were made at once can have one number: the one that was stored last is the newer one.
+    for number, stored in sorted(known, key=lambda each: (each[0], each[1].stored_at, each[1].path)):
         try:
             readable = stored.plain and stored.size <= LARGEST_RECORD
             choice = msgspec.json.decode(bucket.read(stored.path), type=Choice) if readable else None
         except (msgspec.MsgspecError, UnicodeDecodeError):
             choice = None
         choices.append((number, choice))
-    return tuple(sorted(choices, key=lambda numbered: numbered[0]))
+    return tuple(choices)

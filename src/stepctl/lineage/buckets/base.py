@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from stepctl.base.errors import StepctlError
 from stepctl.lineage.records import FileEntry
+
+Report = Callable[[int, int], None]
+"""Told of a transfer: bytes done, bytes in all."""
 
 LOCK_WAIT_SEC = 600.0
 """A commit of a large checkpoint holds the lock as long as it copies."""
