@@ -23,6 +23,9 @@ class Between:
         self.bucket, self.at, self.act, self.exclusive = bucket, at, act, exclusive
         self.url, self.listings = bucket.url, 0
 
+    def uncached(self) -> Bucket:
+        return self
+
     def list_files(self, prefix: str) -> Sequence[Stored]:
         found = self.bucket.list_files(prefix)
         self.listings += 1

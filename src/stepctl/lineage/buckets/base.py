@@ -31,6 +31,12 @@ class Absent(BucketError):
     code = "absent"
 
 
+class Changed(BucketError):
+    """A file arrives otherwise than the storage says it has it: its data is damaged there."""
+
+    code = "damaged_file"
+
+
 class Stored(Struct, frozen=True, kw_only=True):
     """One stored file: path relative to the bucket, size in bytes, ``stored_at`` in nanoseconds since the epoch.
 
@@ -63,6 +69,9 @@ class Bucket(Protocol):
         and no claim is made.
         """
 
+    def uncached(self) -> Bucket:
+        """The same bucket, of which every byte is read from the storage itself, whatever copies are here."""
+
     def list_folders(self) -> Sequence[str]:
         """Names of the folders at the top of the bucket, sorted, links to folders among them; none when it is empty.
 
@@ -77,6 +86,7 @@ class Bucket(Protocol):
 
         Raises:
             Absent: it does not exist.
+            Changed: the storage itself says that its content was another one.
         """
 
     def sha256(self, path: str) -> str:

@@ -35,6 +35,9 @@ class DirectoryBucket:
     def url(self) -> str:
         return str(self._root)
 
+    def uncached(self) -> DirectoryBucket:
+        return self
+
     def list_folders(self) -> list[str]:
         with self._said("list", "."):
             try:

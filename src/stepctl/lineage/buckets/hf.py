@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from stepctl.base.errors import StepctlError
 from stepctl.base.files import TEMPORARY, fsync_dir, make_dirs, sha256_file
-from stepctl.lineage.buckets.base import LOCK_WAIT_SEC, Absent, BucketError, Report, Stored, is_safe
+from stepctl.lineage.buckets.base import LOCK_WAIT_SEC, Absent, BucketError, Changed, Report, Stored, is_safe
 from stepctl.lineage.buckets.cache import Cache, cache_root
 from stepctl.lineage.buckets.hf_client import Client
 from stepctl.lineage.buckets.locks import wait_for
@@ -30,28 +30,34 @@ if TYPE_CHECKING:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TRIES = 2
 
 
 class HubBucket:
     """See :class:`stepctl.lineage.buckets.base.Bucket`.
 
     ``new`` says that a bucket which does not exist yet is an empty one (it is made on the first write); else it is an
-    error. ``report`` hears of the bytes of uploads and downloads.
+    error. ``report`` hears of the bytes of uploads and downloads. Without ``cached`` no copy on this machine is used.
     """
 
     exclusive = False
 
-    def __init__(self, url: str, token: str | None, *, new: bool = False, report: Report | None = None) -> None:
-        self._url, self._new = url, new
+    def __init__(
+        self, url: str, token: str | None, *, new: bool = False, report: Report | None = None, cached: bool = True
+    ) -> None:
+        self._url, self._token, self._new, self._cached = url, token, new, cached
         namespace, name, *prefix = url.removeprefix("hf://buckets/").split("/")
         self._prefix = "/".join(prefix)
         self._client = Client(f"{namespace}/{name}", token)
-        self._report: Report = report or (lambda done, total: None)
+        self._report = report
         self._seen: dict[str, BucketFile] = {}
 
     @property
     def url(self) -> str:
         return self._url
+
+    def uncached(self) -> HubBucket:
+        return HubBucket(self._url, self._token, new=self._new, report=self._report, cached=False)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -77,15 +83,21 @@ class HubBucket:
         lineage, _, kind = prefix.partition("/")
         if kind == "checkpoints":
             inside = self._at(lineage) + "/"
-            self._cache(lineage).keep({f.xet_hash for path, f in self._seen.items() if path.startswith(inside)})
+            cache = self._cache(lineage)
+            cache.keep({f.xet_hash for path, f in self._seen.items() if path.startswith(inside)})
+            cache.forget()
         stored = (Stored(path=self._of(f.path), size=f.size, stored_at=_nanoseconds(f.uploaded_at)) for f in found)
         return sorted(stored, key=lambda each: each.path)
 
     def read(self, path: str) -> bytes:
+        at = self._at(path)
         with tempfile.TemporaryDirectory(prefix="stepctl-") as folder:
             target = Path(folder) / "file"
-            self._get({self._at(path): target}, path.partition("/")[0])
-            return target.read_bytes()
+            for _ in range(_TRIES):
+                self._get({at: target}, path.partition("/")[0])
+                if self._right(target, self._seen[at]):
+                    return target.read_bytes()
+        raise Changed(f"{path} arrives from {self.url} with other content than it was stored with")
 
     def sha256(self, path: str) -> str:
         """Of what the Hub sends now: no copy on this machine is used."""
@@ -115,12 +127,17 @@ class HubBucket:
     def _get(self, files: dict[str, Path], lineage: str) -> None:
         """Put stored files at local paths, from this machine's copies where they are right."""
         about, cache = self._about(list(files)), self._cache(lineage)
-        missing = [(about[at], to) for at, to in files.items() if not cache.take(about[at].xet_hash, to)]
+        missing = [
+            (about[at], to) for at, to in files.items() if not self._cached or not cache.take(about[at].xet_hash, to)
+        ]
         self._download(missing)
         for file, to in missing:
             # What arrived changed is not kept; whoever asked for it compares it with the manifest.
-            if file.size and _hash(to) == file.xet_hash:
+            if file.size and self._right(to, file):
                 cache.put(file.xet_hash, to)
+
+    def _right(self, path: Path, file: BucketFile) -> bool:
+        return path.stat().st_size == file.size and (not file.size or _hash(path) == file.xet_hash)
 
     def _download(self, files: list[tuple[BucketFile, Path]]) -> None:
         if files:
@@ -150,13 +167,8 @@ class HubBucket:
         sources = {self._at(f"{prefix}/{e.path}"): folder / e.path for e in entries}
 
         def wrong() -> list[str]:
-            there = self._client.info(list(sizes))
-            self._seen |= there
-            return [
-                at
-                for at in sizes
-                if at not in there or there[at].size != sizes[at] or (sizes[at] and there[at].xet_hash != hashes[at])
-            ]
+            there = self._stored(list(sizes))
+            return [at for at in sizes if not _is(there.get(at), sizes[at], hashes[at])]
 
         if missing := wrong():
             self._client.add([(sources[at], at) for at in missing], self._report)
@@ -172,12 +184,25 @@ class HubBucket:
         at = self._at(path)
         if self._client.info([at]):
             return False
-        self._client.add([(data, at)], lambda done, total: None)
-        stored = self._client.info([at]).get(at)
-        if stored is None or stored.size != len(data):
-            raise _arrived_changed(path, self.url)
-        self._seen[at] = stored
+        with tempfile.TemporaryDirectory(prefix="stepctl-") as folder:
+            copy = Path(folder) / "file"
+            copy.write_bytes(data)
+            content = _hash(copy)
+
+            def stored() -> bool:
+                return _is(self._stored([at]).get(at), len(data), content)
+
+            self._client.add([(data, at)], stored=stored)
+            if not stored():
+                raise _arrived_changed(path, self.url)
+            self._cache(path.partition("/")[0]).put(content, copy)
         return True
+
+    def _stored(self, paths: Sequence[str]) -> dict[str, BucketFile]:
+        """What the Hub has now."""
+        there = self._client.info(paths)
+        self._seen |= there
+        return there
 
     def delete(self, paths: Sequence[str]) -> None:
         if not paths or not self._there():
@@ -232,6 +257,10 @@ class HubBucket:
 
     def _cache(self, lineage: str) -> Cache:
         return Cache(cache_root(), self.url, lineage, _hash)
+
+
+def _is(file: BucketFile | None, size: int, content: str) -> bool:
+    return file is not None and file.size == size and (not size or file.xet_hash == content)
 
 
 def _hash(path: Path) -> str:
