@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.lineage.making import Died, dying, extend, make_next
+from tests.lineage.making import Died, both, dying, extend, make_next
 
 from stepctl.base.errors import DamagedCheckpoint, UsageError
 from stepctl.base.names import utc_now
@@ -48,6 +48,7 @@ def test_keys_outlive_pruning(bucket: Bucket, root: Path, work: Path) -> None:
     assert extend(bucket, work, "next").head == "00000011-next"
 
 
+@both
 def test_only_the_heads_ancestors_go(bucket: Bucket, work: Path) -> None:
     extend(bucket, work, "a")
     seen = read_lineage(bucket, "main")
@@ -64,6 +65,7 @@ def test_only_the_heads_ancestors_go(bucket: Bucket, work: Path) -> None:
     assert names(bucket) == ["fork", "c", "d"]
 
 
+@both
 def test_after_a_rollback_the_former_path_stays(bucket: Bucket, work: Path) -> None:
     for run in ("a", "b", "c"):
         extend(bucket, work, run)
@@ -76,6 +78,7 @@ def test_after_a_rollback_the_former_path_stays(bucket: Bucket, work: Path) -> N
     assert extend(bucket, work, "e").head == "00000004-e"
 
 
+@both
 def test_keeping_more_than_there_is(bucket: Bucket, work: Path) -> None:
     assert prune(bucket, "main", 1) == []
     extend(bucket, work, "a")

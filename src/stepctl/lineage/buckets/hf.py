@@ -150,8 +150,7 @@ class HubBucket:
             Absent: one does not exist.
         """
         unknown = [path for path in paths if path not in self._seen]
-        if unknown:
-            self._client.require()
+        if unknown and self._there():
             self._seen |= self._client.info(unknown)
         for path in paths:
             if path not in self._seen:
