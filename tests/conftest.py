@@ -33,6 +33,7 @@ def plain_hub(running_hub: Hub) -> Iterator[Hub]:
     running_hub.clear_requests()
     yield running_hub
     running_hub.faults()
+    running_hub.mend()
 
 
 @pytest.fixture

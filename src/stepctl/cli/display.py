@@ -70,7 +70,7 @@ def event_line(event: AnyEvent) -> str | None:  # noqa: PLR0911 - one for each k
             fork = "; it is a fork, another checkpoint is the head" if event.forked else ""
             return f"committed {event.checkpoint} ({size(event.bytes)}){fork}"
         case Transfer():
-            eta = f", {duration(event.eta_sec)} left" if event.bytes_done < event.bytes_total else ""
+            eta = f", {duration(event.eta_sec)} left" if event.eta_sec > 0 else ""
             return f"{size(event.bytes_done)} of {size(event.bytes_total)}{eta}"
         case Failed() | Done():
             return None

@@ -229,6 +229,12 @@ class Cas:
             self._damage[file] = xorb
             write_whole(self.root / "damage.json", json.dumps(self._damage).encode())
 
+    def mend(self) -> None:
+        """Forget all damage."""
+        with self._lock:
+            self._damage = {}
+            write_whole(self.root / "damage.json", b"{}")
+
 
 def _merged(terms: list[Term]) -> list[tuple[str, int, int]]:
     """The ranges of chunks to fetch from each xorb, those that touch or overlap as one."""

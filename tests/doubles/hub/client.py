@@ -162,6 +162,10 @@ class Hub:
         """Lose the stored bytes; the file is listed as before. See ``damage``."""
         self._ask("damage", bucket=bucket, path=path, data=None)
 
+    def mend(self) -> None:
+        """Forget all damage: every content is again what was uploaded."""
+        self._ask("mend")
+
     def remove(self, bucket: str, path: str) -> None:
         """Delete a file, as another client of the bucket could."""
         self._ask("remove", id_=bucket, path=path)

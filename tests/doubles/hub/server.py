@@ -82,6 +82,7 @@ class Double:
             "stored": lambda bucket: [file.listed(path) for path, file in self._files(bucket)],
             "content": lambda bucket, path: base64.b64encode(self.cas.content(self._hash(bucket, path))).decode(),
             "damage": self._damage,
+            "mend": self.cas.mend,
             "remove": self.buckets.remove,
             "date": self.buckets.date,
             "add_model": lambda id_, folder, private: self.repos.add(id_, Path(folder), private),
