@@ -7,7 +7,9 @@ from collections.abc import Callable
 from stepctl.jobs.events import Sink, Transfer
 
 QUIET_SEC = 1.0
-"""A transfer that is over sooner is not spoken of, and none more often."""
+"""A transfer that is over sooner is not spoken of, and none more often; a long one less and less often."""
+
+_PART = 20
 
 
 class Transfers:
@@ -23,9 +25,9 @@ class Transfers:
         if total != self._total or done < self._done:  # another transfer
             self._began = self._said = now
         self._total, self._done = total, done
-        if now - self._said < QUIET_SEC:
+        elapsed = now - self._began
+        if now - self._said < max(QUIET_SEC, elapsed / _PART):
             return
         self._said = now
-        elapsed = now - self._began
         eta = elapsed * (total - done) / done if done else 0.0
         self._emit(Transfer(bytes_done=done, bytes_total=total, elapsed_sec=elapsed, eta_sec=eta))
