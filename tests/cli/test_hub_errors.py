@@ -153,5 +153,9 @@ def test_a_full_quota_keeps_the_work_here(
 def test_the_doctor_says_it_too(plain_hub: Hub, project: Project) -> None:
     done = project.run("doctor", "--json", env={"HF_TOKEN": Hub.read})
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert checks["bucket"]["state"] == "bad"
+    assert checks["bucket"]["level"] == "bad"
     assert "no permission" in checks["bucket"]["text"]
+    none = project.run("doctor", "--json", "--bucket", "hf://buckets/u/not-there")
+    checks = {check["name"]: check for check in json.loads(none.stdout)["checks"]}
+    assert checks["bucket"]["level"] == "note"
+    assert plain_hub.requests("POST") == []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.hub_machines import machine
 from tests.doubles.hub import Hub
-from tests.doubles.project import rows
+from tests.doubles.project import Project, rows
 from tests.trainer.tiny import build_tiny
 
 pytestmark = pytest.mark.torch
@@ -25,23 +23,23 @@ def test_three_machines_and_a_model_of_the_hub(plain_hub: Hub, tmp_path: Path) -
         project.faults(engine="torch")
         name = project.trace("a.jsonl", rows(count, 20 * number))
         if number == 0:
-            _plan(plain_hub, project.path / "stepctl.toml", lambda: project.run("train", name, "--dry-run", "--json"))
+            _plan(plain_hub, project, name)
         done = project.train(name)
         assert (done["from_step"], done["global_step"], done["exact"]) == (at, step, True)
         project.verify()
         at = step
-    stored = plain_hub.stored(f"u/{tmp_path.name}")
-    manifest = json.loads(
-        plain_hub.content(f"u/{tmp_path.name}", max(p for p in stored if p.endswith("/manifest.json")))
-    )
+    bucket = f"u/{tmp_path.name}"
+    newest = max(path for path in plain_hub.stored(bucket) if path.endswith("/manifest.json"))
+    manifest = json.loads(plain_hub.content(bucket, newest))
     assert (manifest["step"], manifest["identity"]["revision"]) == (7, commit)
 
 
-def _plan(hub: Hub, toml: Path, plan: Callable[[], subprocess.CompletedProcess[str]]) -> None:
+def _plan(hub: Hub, project: Project, name: str) -> None:
     """A plan asks the real trainer, says what would come, and makes no bucket."""
+    toml = project.path / "stepctl.toml"
     kept = toml.read_text()
     toml.write_text(kept.partition("[targets.local]")[0])
-    done = plan()
+    done = project.run("train", name, "--dry-run", "--json")
     toml.write_text(kept)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["global_step"] == 3

@@ -230,6 +230,9 @@ class HubBucket:
             os.close(fd)
 
     def check_writable(self) -> None:
+        if self._there():
+            self._client.check_write()
+            return
         self._make()
         self._client.check_write()
 

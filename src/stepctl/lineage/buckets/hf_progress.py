@@ -24,7 +24,9 @@ class _Reporter:
         return self
 
     def update_progress(self, group: Any, _items: Any = None) -> None:
-        self._report(min(int(group.total_bytes_completed), self._total), self._total)
+        done = getattr(group, "total_bytes_completed", None)
+        if done is not None:
+            self._report(min(int(done), self._total), self._total)
 
     def reset_for_next_commit(self) -> None:
         """A further batch of the same call."""
