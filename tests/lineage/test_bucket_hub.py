@@ -9,8 +9,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 from tests.doubles.hub import Fault, Hub
 from tests.lineage.making import extend, files_below, make, make_next
 
@@ -300,11 +302,24 @@ def test_damage_is_found_and_named(hub: Hub, url: str, work: Path, tmp_path: Pat
     assert files_below(tmp_path / "got") == {}
 
 
-def test_one_lost_file_does_not_accuse_others(hub: Hub, url: str, work: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_one_lost_file_does_not_accuse_others(
+    hub: Hub, url: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives_up: bool
+) -> None:
+    """Also with a client that downloads nothing once one file fails."""
     folder, manifest = grown(*make(work, "a"), {f"aaa-{n}": b"%d" % n * 100 for n in range(8)})
     commit(open_bucket(url, hub.write, new=True), folder, manifest)
     hub.lose(bucket_of(url), f"pre/main/checkpoints/{manifest.checkpoint}/reference/adapter.safetensors")
     at_home("another", tmp_path)
+    download = HfApi.download_bucket_files
+
+    def strict(api: HfApi, bucket: str, files: list[Any]) -> None:
+        if len(files) > 1:
+            raise RuntimeError("Task error: HTTP status client error (404 Not Found)")
+        download(api, bucket, files)
+
+    if gives_up:
+        monkeypatch.setattr(HfApi, "download_bucket_files", strict)
     with pytest.raises(DamagedCheckpoint, match="reference/adapter"):
         fetch_checkpoint(open_bucket(url, hub.read), "main", manifest.checkpoint, None, tmp_path / "got")
 

@@ -100,6 +100,21 @@ def test_two_choices_at_once_are_both_kept_and_all_agree(hub: Hub, url: str, wor
     assert extend(bucket, work, "d").head == "00000004-d"
 
 
+def test_a_choice_overwrites_none_that_it_did_not_see(hub: Hub, url: str, work: Path, tmp_path: Path) -> None:
+    bucket = open_bucket(url, hub.write, new=True)
+    for run in ("a", "b", "c"):
+        extend(bucket, work, run)
+    client = Client(lambda: choose(open_bucket(url, hub.write), "main", "00000001-a", "use"), tmp_path / "home")
+    hub.faults(Fault("POST .*/batch", nth=1, hang=True))
+    client.go()
+    hub.wait_held()
+    choose(bucket, "main", "00000002-b", "use")
+    hub.release()
+    assert client.end() == 0
+    assert len([path for path in hub.stored("/".join(url.split("/")[3:5])) if "/choices/" in path]) == 2
+    assert read_lineage(open_bucket(url, hub.read), "main").parent == "00000001-a"  # stored last
+
+
 def test_a_machine_prunes_while_another_commits(hub: Hub, url: str, work: Path, tmp_path: Path) -> None:
     bucket = open_bucket(url, hub.write, new=True)
     for n in range(4):
