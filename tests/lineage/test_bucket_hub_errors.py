@@ -15,7 +15,7 @@ from stepctl.lineage.buckets import open_bucket
 from stepctl.lineage.buckets.base import BucketError
 from stepctl.lineage.buckets.hf_client import TRIES, Client
 from stepctl.lineage.buckets.hf_errors import clean, explain
-from stepctl.lineage.buckets.hf_session import TIMEOUT_SEC, Unanswered, timeout_sec
+from stepctl.lineage.buckets.hf_session import TIMEOUT_SEC, Unanswered, bounded, timeout_sec
 from stepctl.lineage.store import commit, read_lineage, verify
 
 BATCH = "POST .*/batch"
@@ -277,7 +277,7 @@ def test_the_time_limit(monkeypatch: pytest.MonkeyPatch, value: str, seconds: fl
 
 
 def test_others_in_this_process_keep_their_ways(hub: Hub, made: str) -> None:
-    """The session is one for the process: a model's download must not meet our limits."""
+    """The session is one for the process: a model's download must not meet our limits, not even during our calls."""
     from huggingface_hub import get_session
 
     client_of(made, hub.write).exists()
@@ -285,6 +285,11 @@ def test_others_in_this_process_keep_their_ways(hub: Hub, made: str) -> None:
     assert session.get(f"{hub.url}/api/whoami-v2", headers={"Authorization": f"Bearer {hub.write}"}).status_code == 200
     hub.faults(Fault("whoami", status=503))
     assert session.get(f"{hub.url}/api/whoami-v2").status_code == 503
+    with bounded():
+        assert session.get(f"{hub.url}/api/whoami-v2").status_code == 503
+        hub.faults(Fault("/buckets/", status=503))
+        with pytest.raises(Unanswered):
+            session.get(f"{hub.url}/api/buckets/u/x")
 
 
 def test_a_bucket_that_goes_away(hub: Hub, url: str, work: Path) -> None:

@@ -38,13 +38,15 @@ def timeout_sec() -> float:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """While this is open, requests of the client's session raise ``Unanswered`` where it would repeat them."""
+    """While this is open, requests about buckets raise ``Unanswered`` where the client would repeat them."""
     from huggingface_hub import get_session
 
     session: Any = get_session()
     send = session.send
 
     def once(request: Any, **options: Any) -> Any:
+        if "/buckets/" not in request.url.path:
+            return send(request, **options)
         request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), timeout_sec())
         try:
             response = send(request, **options)
