@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepctl.cli.display import Terminal
-from stepctl.jobs.events import Progress, Status
+from stepctl.cli.display import Terminal, event_line
+from stepctl.jobs.events import Progress, Status, Transfer
 
 
 def _progress(done: int) -> Progress:
@@ -34,3 +34,10 @@ def test_the_bar_shows_step_loss_and_time_left(capsys: pytest.CaptureFixture[str
     assert shown.out == ""
     for text in ("training", "step 5", "2/2", "loss 1.2500", "1m01s left", "saving"):
         assert text in shown.err
+
+
+def test_a_transfer_shows_bytes_and_the_time_left() -> None:
+    half = Transfer(bytes_done=5_000_000, bytes_total=20_000_000, elapsed_sec=10.0, eta_sec=30.0)
+    assert event_line(half) == "5.0 MB of 20.0 MB, 30s left"
+    whole = Transfer(bytes_done=20_000_000, bytes_total=20_000_000, elapsed_sec=40.0, eta_sec=0.0)
+    assert event_line(whole) == "20.0 MB of 20.0 MB"

@@ -2,8 +2,8 @@
 
 Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
 what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
-``oom_at``, ``raise_at`` (a step; the error quotes an example),
-``versions`` (what it says of itself in manifests), ``repeatable``.
+``oom_at``, ``raise_at`` (a step; the error quotes an example), ``versions`` (what it says of itself in manifests),
+``repeatable``. ``job.pgid`` there holds the newest job's process group.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ def faulty(write: EventWriter, faults: dict[str, Any], project: Path) -> Callabl
 def main() -> None:
     job_dir = JobDir(Path(sys.argv[-1]))
     project = job_dir.path.parent.parent
+    if job_dir.job.exists():
+        (project / "job.pgid").write_text(str(os.getpgid(0)))  # for those who kill it
     path = project / "faults.json"
     faults = json.loads(path.read_text()) if path.exists() else {}
     if faults.get("kill_at") == "start":

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.doubles.hub import Hub
 
 from stepctl.lineage.buckets import Bucket, open_bucket
 
@@ -23,8 +24,17 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bucket(root: Path) -> Bucket:
+def bucket(request: pytest.FixtureRequest, root: Path) -> Bucket:
+    """A new bucket in a directory; with ``both``, also one of the emulated Hub."""
+    if getattr(request, "param", "directory") == "hub":
+        return open_bucket(request.getfixturevalue("url"), Hub.write, new=True)
     return open_bucket(str(root))
+
+
+@pytest.fixture
+def url(hub: Hub, tmp_path: Path) -> str:
+    """A bucket of the emulated Hub that does not exist yet, with a prefix."""
+    return f"hf://buckets/u/{tmp_path.name}/pre"
 
 
 @pytest.fixture

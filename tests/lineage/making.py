@@ -14,6 +14,9 @@ from stepctl.lineage.buckets import Bucket
 from stepctl.lineage.records import ROOT, Identity, LedgerLine, Manifest, checkpoint_name
 from stepctl.lineage.store import CommitResult, LineageState, build_manifest, commit, ledger_for, read_lineage
 
+both = pytest.mark.parametrize("bucket", ["directory", "hub"], indirect=True)
+"""For what must hold of every kind of bucket."""
+
 IDENTITY = Identity(
     model="org/model",
     revision="0" * 40,

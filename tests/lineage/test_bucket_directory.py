@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.lineage.making import both
 
 from stepctl.base.errors import LineageConflict
 from stepctl.lineage.buckets import Absent, Bucket, BucketError, open_bucket
 
 
+@both
 def test_put_new_is_exclusive(bucket: Bucket) -> None:
     assert bucket.put_new("main/claims/root.json", b"1") is True
     assert bucket.put_new("main/claims/root.json", b"2") is False
     assert bucket.read("main/claims/root.json") == b"1"
 
 
+@both
 def test_what_is_not_there(bucket: Bucket, tmp_path: Path) -> None:
     assert list(bucket.list_files("main")) == []
     with pytest.raises(Absent):
@@ -27,6 +30,7 @@ def test_what_is_not_there(bucket: Bucket, tmp_path: Path) -> None:
     bucket.delete(["main/x", "main/checkpoints/a/b"])
 
 
+@both
 def test_listing_is_by_folder_not_by_text(bucket: Bucket) -> None:
     for path in ("main/x", "main2/x", "main/a/y"):
         bucket.put_new(path, b"12")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.lineage.making import extend, files_below, make, make_next
+from tests.lineage.making import both, extend, files_below, make, make_next
 
 from stepctl.base.errors import DamagedCheckpoint, LineageConflict, StepctlError
 from stepctl.lineage.buckets import Bucket, BucketError
@@ -41,6 +41,7 @@ def test_commit_makes_the_head(bucket: Bucket, root: Path, work: Path) -> None:
     assert verify(bucket, "main").damages == []
 
 
+@both
 def test_the_ledger_grows_along_the_chain(bucket: Bucket, work: Path) -> None:
     for number in range(4):
         extend(bucket, work, f"run{number}", key=f"k{number}")
@@ -61,6 +62,7 @@ def test_a_repeated_commit_changes_nothing(bucket: Bucket, root: Path, work: Pat
     }
 
 
+@both
 def test_a_repeated_commit_needs_no_local_files(bucket: Bucket, work: Path) -> None:
     folder, manifest = make(work, "a")
     commit(bucket, folder, manifest)
@@ -69,6 +71,7 @@ def test_a_repeated_commit_needs_no_local_files(bucket: Bucket, work: Path) -> N
     assert commit(bucket, folder, manifest).head == "00000002-b"
 
 
+@both
 def test_a_commit_repeated_after_pruning_does_not_bring_it_back(bucket: Bucket, work: Path) -> None:
     made = make(work, "a")
     commit(bucket, *made)
@@ -79,6 +82,7 @@ def test_a_commit_repeated_after_pruning_does_not_bring_it_back(bucket: Bucket, 
     assert [info.manifest.run for info in read_lineage(bucket, "main").checkpoints] == ["b"]
 
 
+@both
 def test_another_checkpoint_of_the_same_name_is_refused(bucket: Bucket, work: Path) -> None:
     folder, manifest = make(work, "a")
     commit(bucket, folder, manifest)
@@ -135,6 +139,7 @@ def test_a_manifest_that_cannot_be_is_refused(bucket: Bucket, root: Path, work: 
     assert not root.exists()
 
 
+@both
 def test_a_ledger_of_another_checkpoint_is_refused(bucket: Bucket, work: Path) -> None:
     folder, manifest = make(work, "a", key="k")
     with pytest.raises(DamagedCheckpoint, match="differs from the manifest in key"):

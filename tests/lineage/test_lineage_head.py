@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.lineage.making import Died, dying, extend, make, make_next
+from tests.lineage.making import Died, both, dying, extend, make, make_next
 
 from stepctl.base.errors import DamagedCheckpoint, StepctlError, UsageError
 from stepctl.lineage.buckets import Bucket
@@ -15,6 +15,7 @@ from stepctl.lineage.records import ROOT
 from stepctl.lineage.store import choose, commit, prune, read_lineage, verify
 
 
+@both
 def test_two_writers_from_one_head(bucket: Bucket, work: Path) -> None:
     """Both read head 4. One commits 5, the other's 6 is kept beside the path, and repeated it gives 7."""
     extend(bucket, work, "start", steps=4)
@@ -35,6 +36,7 @@ def test_two_writers_from_one_head(bucket: Bucket, work: Path) -> None:
     assert commit(bucket, *b).forked is True
 
 
+@both
 def test_going_on_from_a_fork(bucket: Bucket, work: Path) -> None:
     extend(bucket, work, "start")
     seen = read_lineage(bucket, "main")
@@ -46,6 +48,7 @@ def test_going_on_from_a_fork(bucket: Bucket, work: Path) -> None:
     assert [line.run for line in read_lineage(bucket, "main").ledger] == ["start", "b", "c"]
 
 
+@both
 def test_a_rollback_ends_exactly_where_it_says(bucket: Bucket, work: Path) -> None:
     for run in ("a", "b", "c"):
         extend(bucket, work, run)
@@ -68,6 +71,7 @@ def test_a_choice_of_the_head_writes_nothing(bucket: Bucket, root: Path, work: P
     assert not (root / "main" / "choices").exists()
 
 
+@both
 def test_back_to_the_start_of_all(bucket: Bucket, work: Path) -> None:
     extend(bucket, work, "a")
     choose(bucket, "main", ROOT, "rollback")
@@ -76,6 +80,7 @@ def test_back_to_the_start_of_all(bucket: Bucket, work: Path) -> None:
     assert extend(bucket, work, "b").head == "00000001-b"
 
 
+@both
 @pytest.mark.parametrize("at", ["00000009-x", "nonsense", "00000001-a"])
 def test_only_a_complete_checkpoint_can_be_chosen(bucket: Bucket, work: Path, at: str) -> None:
     for run in ("a", "b"):

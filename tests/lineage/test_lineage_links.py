@@ -135,6 +135,6 @@ def test_a_local_link_is_no_part_of_a_checkpoint(work: Path, outside: Path) -> N
 
 
 def test_other_kinds_of_buckets() -> None:
-    for url in ("hf://buckets/ns/name", "s3://x", ""):
+    for url in ("hf://models/ns/name", "s3://x", ""):
         with pytest.raises(UsageError):
             open_bucket(url)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.lineage.making import Died, dying, extend, make_next
+from tests.lineage.making import Died, both, dying, extend, make_next
 
 from stepctl.base.errors import DamagedCheckpoint, LineageConflict, UsageError
 from stepctl.base.names import utc_now
@@ -59,6 +59,7 @@ def test_a_pruned_checkpoint_is_not_called_damaged(bucket: Bucket, work: Path) -
     assert caught.value.code == "parent_pruned"
 
 
+@both
 def test_only_the_heads_ancestors_go(bucket: Bucket, work: Path) -> None:
     extend(bucket, work, "a")
     seen = read_lineage(bucket, "main")
@@ -75,6 +76,7 @@ def test_only_the_heads_ancestors_go(bucket: Bucket, work: Path) -> None:
     assert names(bucket) == ["fork", "c", "d"]
 
 
+@both
 def test_after_a_rollback_the_former_path_stays(bucket: Bucket, work: Path) -> None:
     for run in ("a", "b", "c"):
         extend(bucket, work, run)
@@ -87,6 +89,7 @@ def test_after_a_rollback_the_former_path_stays(bucket: Bucket, work: Path) -> N
     assert extend(bucket, work, "e").head == "00000004-e"
 
 
+@both
 def test_keeping_more_than_there_is(bucket: Bucket, work: Path) -> None:
     assert prune(bucket, "main", 1) == []
     extend(bucket, work, "a")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.lineage.making import extend, make_next
+from tests.lineage.making import both, extend, make_next
 
 from stepctl.lineage.buckets import Bucket, Stored
 from stepctl.lineage.buckets.base import LOCK_WAIT_SEC
@@ -19,9 +19,13 @@ from stepctl.lineage.store import choose, commit, prune, read_lineage, verify
 class Between:
     """A bucket during whose listings something happens, once: after the ``at``-th listing (from 1)."""
 
-    def __init__(self, bucket: Bucket, at: int, act: Callable[[], object], *, exclusive: bool = True) -> None:
-        self.bucket, self.at, self.act, self.exclusive = bucket, at, act, exclusive
+    def __init__(self, bucket: Bucket, at: int, act: Callable[[], object], *, exclusive: bool | None = None) -> None:
+        self.bucket, self.at, self.act = bucket, at, act
+        self.exclusive = bucket.exclusive if exclusive is None else exclusive
         self.url, self.listings = bucket.url, 0
+
+    def uncached(self) -> Bucket:
+        return self
 
     def list_files(self, prefix: str) -> Sequence[Stored]:
         found = self.bucket.list_files(prefix)
@@ -55,6 +59,7 @@ class Between:
         self.bucket.check_writable()
 
 
+@both
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_commit_and_a_prune_while_reading(bucket: Bucket, work: Path, at: int) -> None:
     for run in ("a", "b"):
@@ -70,6 +75,7 @@ def test_a_commit_and_a_prune_while_reading(bucket: Bucket, work: Path, at: int)
     assert [line.run for line in state.ledger] == ["a", "b", "c", "d"]
 
 
+@both
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_the_first_commit_of_all_while_reading(bucket: Bucket, work: Path, at: int) -> None:
     state = read_lineage(Between(bucket, at, lambda: extend(bucket, work, "a")), "main")
@@ -77,6 +83,7 @@ def test_the_first_commit_of_all_while_reading(bucket: Bucket, work: Path, at: i
     assert state.notes == []
 
 
+@both
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_rollback_while_reading(bucket: Bucket, work: Path, at: int) -> None:
     for run in ("a", "b"):
@@ -91,6 +98,7 @@ def test_a_rollback_while_reading(bucket: Bucket, work: Path, at: int) -> None:
     assert state.notes == []
 
 
+@both
 def test_a_prune_while_verifying(bucket: Bucket, work: Path) -> None:
     for run in ("a", "b"):
         extend(bucket, work, run)

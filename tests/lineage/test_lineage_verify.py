@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.lineage.making import extend, files_below, make, make_next
+from tests.lineage.making import both, extend, files_below, make, make_next
 
 from stepctl.base.errors import DamagedCheckpoint
 from stepctl.lineage.buckets import Bucket
@@ -110,6 +110,7 @@ def test_a_ledger_that_denies_its_ancestors_manifest(bucket: Bucket, root: Path,
     assert {(damage.checkpoint, damage.path) for damage in damages} == {("00000002-b", "ledger.jsonl")}
 
 
+@both
 def test_fetch_gives_every_file(bucket: Bucket, work: Path) -> None:
     folder, manifest = made = make(work, "a")
     commit(bucket, *made)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.lineage.making import extend, make, make_next
+from tests.lineage.making import both, extend, make, make_next
 
 from stepctl.lineage.buckets import Bucket, BucketError
 from stepctl.lineage.ledger import changes, decode_ledger, ledger_for
@@ -73,6 +73,7 @@ def test_what_changed(work: Path) -> None:
     )
 
 
+@both
 def test_runs_of_the_head_outlive_pruning(bucket: Bucket, work: Path) -> None:
     for run in "abcd":
         extend(bucket, work, run, key=f"key-{run}")
@@ -120,6 +121,7 @@ def test_a_run_that_committed_on_its_way_is_one_entry(bucket: Bucket, work: Path
     assert found == [("a", 0, 1, True), ("b", 1, 2, True), ("b", 2, 4, False)]
 
 
+@both
 def test_choices_stand_where_they_were_made(bucket: Bucket, work: Path) -> None:
     for run in "abc":
         extend(bucket, work, run)
@@ -136,6 +138,7 @@ def test_choices_stand_where_they_were_made(bucket: Bucket, work: Path) -> None:
     assert runs(history(look(bucket, "main"))) == ["(fresh)", "a", "b", "c", "(rollback)", "(use)"]
 
 
+@both
 def test_forks_say_where_they_leave(bucket: Bucket, work: Path) -> None:
     extend(bucket, work, "a")
     seen = read_lineage(bucket, "main")

@@ -156,7 +156,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
         LineageConflict: another identity.
         UsageError, StepctlError: no such model, unreachable Hub.
     """
-    loaded, bucket = world.loaded, world.bucket()
+    loaded, bucket = world.loaded, world.bucket(new=True)
     state = read_state(bucket, loaded.settings.lineage, fresh=request.fresh)
     fresh = request.fresh and not begun_by(state.ledger, request.key)
     head = None if fresh else state.head

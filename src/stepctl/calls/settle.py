@@ -23,7 +23,6 @@ from stepctl.calls.reporting import (
 from stepctl.calls.unreadable import pass_over
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
-from stepctl.lineage.buckets import open_bucket
 from stepctl.lineage.head import DAMAGE
 from stepctl.lineage.records import Manifest
 from stepctl.lineage.store import (
@@ -181,11 +180,11 @@ def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Rep
     """The process is gone without a result: what is saved is committed, what is committed counts."""
     report = with_events(report_of(record), read_events(job))
     cancelled = job.requested() == "cancel"
-    bucket = open_bucket(record.bucket)
+    bucket = world.open(record.bucket)
     saved = None if cancelled else saved_checkpoint(job, record.lineage)
     if saved is not None:
         # When the head has moved meanwhile this makes a fork: the work is kept all the same.
-        commit_folder(record, *saved)
+        commit_folder(world, record, *saved)
     state = read_lineage(bucket, record.lineage)
     mine = lines_of(bucket, record.lineage, record.run)
     newest = mine[-1] if mine else None
@@ -217,9 +216,9 @@ def _death(world: World, record: RunRecord, machine: Machine, report: Report) ->
     }
 
 
-def commit_folder(record: RunRecord, folder: Path, manifest: Manifest) -> bool:
+def commit_folder(world: World, record: RunRecord, folder: Path, manifest: Manifest) -> bool:
     """Commit what a job saved; says whether it became a fork."""
-    bucket = open_bucket(record.bucket)
+    bucket = world.open(record.bucket)
     done = commit(bucket, folder, manifest, choose_root=record.new_root)
     prune(bucket, record.lineage, record.settings.get("keep_checkpoints", 3))
     clean_leftovers(bucket, record.lineage, record.run, utc_now())
@@ -247,7 +246,7 @@ def commit_pending(world: World, record: RunRecord) -> RunRecord:
         }
         return end_run(store, record, report)
     folder, manifest = saved
-    report.forked = commit_folder(record, folder, manifest)
+    report.forked = commit_folder(world, record, folder, manifest)
     report.state = "done" if manifest.rows_done >= manifest.rows_total else "stopped"
     report.checkpoint, report.error = manifest.checkpoint, None
     return end_run(store, record, report)

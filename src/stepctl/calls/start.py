@@ -17,6 +17,7 @@ from stepctl.calls.world import World
 from stepctl.config.model import LocalTarget
 from stepctl.jobs.directory import Payload
 from stepctl.jobs.spec import JOB_VERSION, JobSpec, ModelSpec, TraceFile, TraceSpec
+from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.records import ROOT
 from stepctl.lineage.store import LineageState
 from stepctl.runs.process import myself
@@ -141,7 +142,7 @@ def start_job(
         Payload(
             trace=tuple(s.data for s in request.sources),
             eval=tuple(s.data for s in sources),
-            hf_token=None if prepared.model.commit is None else world.loaded.hf_token,
+            hf_token=world.loaded.hf_token if prepared.model.commit or is_hub(record.bucket) else None,
         )
     )
     return record, machine

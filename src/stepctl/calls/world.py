@@ -10,6 +10,7 @@ from typing import Protocol
 
 from stepctl.config.load import Loaded
 from stepctl.jobs.events import AnyEvent
+from stepctl.jobs.transfers import Transfers
 from stepctl.lineage.buckets import open_bucket
 from stepctl.lineage.buckets.base import Bucket
 from stepctl.runs.store import RunStore
@@ -69,6 +70,11 @@ class World:
         """The project's run store."""
         return RunStore(Path(self.loaded.settings.runs))
 
-    def bucket(self) -> Bucket:
-        """The bucket of the settings."""
-        return open_bucket(self.loaded.settings.bucket)
+    def bucket(self, *, new: bool = False) -> Bucket:
+        """The bucket of the settings; ``new`` takes one that does not exist yet for an empty one."""
+        return self.open(self.loaded.settings.bucket, new=new)
+
+    def open(self, url: str, *, new: bool = False) -> Bucket:
+        """A bucket, with the token of the settings; transfers are shown."""
+        show = Transfers(self.listener.event, self.now)
+        return open_bucket(url, self.loaded.hf_token, new=new, report=show)

@@ -6,7 +6,18 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stepctl.cli.output import write_line
-from stepctl.jobs.events import AnyEvent, Committed, Device, Done, Evaluation, Failed, Progress, Status, Warned
+from stepctl.jobs.events import (
+    AnyEvent,
+    Committed,
+    Device,
+    Done,
+    Evaluation,
+    Failed,
+    Progress,
+    Status,
+    Transfer,
+    Warned,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -58,6 +69,9 @@ def event_line(event: AnyEvent) -> str | None:  # noqa: PLR0911 - one for each k
         case Committed():
             fork = "; it is a fork, another checkpoint is the head" if event.forked else ""
             return f"committed {event.checkpoint} ({size(event.bytes)}){fork}"
+        case Transfer():
+            eta = f", {duration(event.eta_sec)} left" if event.eta_sec > 0 else ""
+            return f"{size(event.bytes_done)} of {size(event.bytes_total)}{eta}"
         case Failed() | Done():
             return None
 

@@ -112,6 +112,8 @@ def _bucket(world: World) -> Check:
         bucket.check_writable()
     except (StepctlError, OSError) as error:
         message = error.message if isinstance(error, StepctlError) else str(error)
+        if getattr(error, "code", "") == "hub_no_bucket":
+            return Check("bucket", "note", message, error.next)  # type: ignore[union-attr]
         return Check("bucket", "bad", message, getattr(error, "next", "") or "choose another: --bucket DIR")
     return Check("bucket", "ok", f"{bucket.url} can be written")
 

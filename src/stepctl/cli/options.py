@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-Bucket = Annotated[str | None, typer.Option(help="Where lineages live: a directory.", metavar="DIR")]
+Bucket = Annotated[
+    str | None,
+    typer.Option(help="Where lineages live: a directory, or hf://buckets/NAMESPACE/NAME[/PREFIX].", metavar="BUCKET"),
+]
 Lineage = Annotated[str | None, typer.Option(help="The chain of checkpoints.", metavar="NAME")]
 Model = Annotated[str | None, typer.Option(help="Base model: a Hugging Face id or a folder.", metavar="MODEL")]
 Run = Annotated[str, typer.Argument(help="Run id, a unique prefix of one, or: last.", metavar="RUN")]

@@ -12,7 +12,10 @@ from stepctl.config.fields import PREFIX, sections, settings
 from stepctl.config.suggest import STRICT, did_you_mean, nearest, nearest_setting
 from stepctl.config.values import TOML_NAME, Given, printable
 
-OWN_VARIABLES = {"STEPCTL_DEBUG": "1 prints the traceback of an error that stepctl did not expect."}
+OWN_VARIABLES = {
+    "STEPCTL_DEBUG": "1 prints the traceback of an error that stepctl did not expect.",
+    "STEPCTL_HUB_TIMEOUT": "Seconds that one request to a bucket of the Hub may take (60).",
+}
 """Variables with the prefix that stepctl reads and that are no settings, and what they do."""
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")

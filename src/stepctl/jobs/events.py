@@ -84,6 +84,15 @@ class Committed(Event, frozen=True, kw_only=True, tag="checkpoint"):
     forked: bool
 
 
+class Transfer(Event, frozen=True, kw_only=True, tag="transfer"):
+    """Bytes on their way to or from the bucket."""
+
+    bytes_done: int
+    bytes_total: int
+    elapsed_sec: float
+    eta_sec: float
+
+
 class Failed(Event, frozen=True, kw_only=True, tag="error"):
     """The job ends without finishing. ``details`` names rows and steps, never their text."""
 
@@ -99,7 +108,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     state: str
 
 
-AnyEvent = Status | Device | Progress | Evaluation | Warned | Committed | Failed | Done
+AnyEvent = Status | Device | Progress | Evaluation | Warned | Committed | Transfer | Failed | Done
 _DECODER = msgspec.json.Decoder(AnyEvent)
 Sink = Callable[[AnyEvent], None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,5 +173,6 @@ def _choose_once(bucket: Bucket, tree: Tree, root: str, run: str) -> None:
 def _append(bucket: Bucket, tree: Tree, choice: Choice) -> None:
     data = msgspec.json.encode(choice) + b"\n"
     number = max((number for number, _ in tree.choices), default=0) + 1
-    while not bucket.put_new(layout.choice_at(tree.lineage, number), data):
+    mark = "" if bucket.exclusive else secrets.token_hex(4)
+    while not bucket.put_new(layout.choice_at(tree.lineage, number, mark), data):
         number += 1

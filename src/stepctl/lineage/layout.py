@@ -9,7 +9,7 @@ from stepctl.lineage.records import ROOT, checkpoint_name
 MANIFEST = "manifest.json"
 LEDGER = "ledger.jsonl"
 _CHECKPOINT = re.compile(r"(\d{8,})-([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
-_CHOICE = re.compile(r"(\d{6,})\.json")
+_CHOICE = re.compile(r"(\d{6,})(-[0-9a-f]+)?\.json")
 
 
 def checkpoints_at(lineage: str) -> str:
@@ -47,9 +47,9 @@ def choices_at(lineage: str) -> str:
     return f"{lineage}/choices"
 
 
-def choice_at(lineage: str, number: int) -> str:
-    """The choice with ``number``, counted from 1."""
-    return f"{lineage}/choices/{number:06d}.json"
+def choice_at(lineage: str, number: int, mark: str = "") -> str:
+    """The choice with ``number``, from 1; where storage cannot refuse to overwrite, ``mark`` tells two apart."""
+    return f"{lineage}/choices/{number:06d}{'-' if mark else ''}{mark}.json"
 
 
 def choice_number(name: str) -> int | None:

@@ -13,7 +13,7 @@ from stepctl.base.errors import DamagedCheckpoint, StepctlError
 from stepctl.base.files import sha256_bytes
 from stepctl.base.names import check_name
 from stepctl.lineage import layout
-from stepctl.lineage.buckets.base import Absent, Bucket, Stored
+from stepctl.lineage.buckets.base import Absent, Bucket, BucketError, Changed, Stored
 from stepctl.lineage.ledger import Ledger, LedgerBroken, check_ledger, decode_ledger
 from stepctl.lineage.manifest import damaged, decode_manifest
 from stepctl.lineage.records import Choice, FileEntry, Manifest
@@ -22,6 +22,8 @@ _READS = 8
 
 LARGEST_RECORD = 64 << 20
 """Bytes of a manifest or a choice; what is larger is none, and is not read."""
+
+_CHANGED = "arrives with other content than it was stored with"
 
 Folder = dict[str, Stored]
 """The stored files of one checkpoint by path relative to it."""
@@ -172,7 +174,10 @@ def read_ledger(bucket: Bucket, manifest: Manifest, folder: Folder) -> Ledger:
     entry = next(entry for entry in manifest.files if entry.path == layout.LEDGER)
     if problem := size_problem(entry, folder.get(layout.LEDGER)):
         raise damaged(lineage, name, layout.LEDGER, problem)
-    data = bucket.read(f"{layout.checkpoint_at(lineage, name)}/{layout.LEDGER}")
+    try:
+        data = bucket.read(f"{layout.checkpoint_at(lineage, name)}/{layout.LEDGER}")
+    except Changed:
+        raise damaged(lineage, name, layout.LEDGER, _CHANGED) from None
     if (found := sha256_bytes(data)) != entry.sha256:
         raise damaged(lineage, name, layout.LEDGER, f"has sha256 {found}, the manifest says {entry.sha256}")
     return check_ledger(data, manifest)
@@ -203,10 +208,14 @@ def _read_node(bucket: Bucket, lineage: str, name: str, folder: Folder) -> Node 
     if stored.size > LARGEST_RECORD:
         problem = f"has {stored.size} bytes, which no manifest has"
         return replace(node, problem=damaged(lineage, name, layout.MANIFEST, problem))
-    data = bucket.read(stored.path)
     try:
+        data = bucket.read(stored.path)
         manifest = decode_manifest(data, lineage, name)
+    except Changed:
+        return replace(node, problem=damaged(lineage, name, layout.MANIFEST, _CHANGED))
     except StepctlError as error:
+        if isinstance(error, BucketError):
+            raise
         return replace(node, problem=error)
     return replace(node, parent=manifest.parent, manifest=manifest, sha256=sha256_bytes(data))
 
@@ -250,21 +259,21 @@ def _parent_by_ledger(bucket: Bucket, lineage: str, name: str, folder: Folder) -
         return None
     try:
         line = decode_ledger(bucket.read(stored.path))[-1]
-    except LedgerBroken:
+    except (Changed, LedgerBroken):
         return None
     return line.parent if line.checkpoint == name else None
 
 
 def _read_choices(bucket: Bucket, files: Sequence[Stored]) -> tuple[tuple[int, Choice | None], ...]:
     choices: list[tuple[int, Choice | None]] = []
-    for stored in files:
-        number = layout.choice_number(stored.path.rsplit("/", 1)[-1])
-        if number is None:
-            continue
+    numbered = [(layout.choice_number(stored.path.rsplit("/", 1)[-1]), stored) for stored in files]
+    known = [(number, stored) for number, stored in numbered if number is not None]
+    # Two that were made at once can have one number: the one that was stored last is the newer one.
+    for number, stored in sorted(known, key=lambda each: (each[0], each[1].stored_at, each[1].path)):
         try:
             readable = stored.plain and stored.size <= LARGEST_RECORD
             choice = msgspec.json.decode(bucket.read(stored.path), type=Choice) if readable else None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (Changed, msgspec.MsgspecError, UnicodeDecodeError):
             choice = None
         choices.append((number, choice))
-    return tuple(sorted(choices, key=lambda numbered: numbered[0]))
+    return tuple(choices)

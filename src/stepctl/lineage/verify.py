@@ -39,6 +39,7 @@ def verify(bucket: Bucket, lineage: str) -> Report:
     Raises:
         BucketError: the storage fails.
     """
+    bucket = bucket.uncached()
     tree = survey(bucket, lineage)
     damages: list[Damage] = []
     for name in sorted(tree.nodes):

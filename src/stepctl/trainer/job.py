@@ -19,7 +19,8 @@ from stepctl.jobs.directory import JobDir, Payload
 from stepctl.jobs.events import Committed, Device, Evaluation, Failed, Progress, Sink, Status, Warned
 from stepctl.jobs.result import JobResult
 from stepctl.jobs.spec import JobSpec, TraceSpec
-from stepctl.lineage.buckets import open_bucket
+from stepctl.jobs.transfers import Transfers
+from stepctl.lineage.buckets import Bucket, open_bucket
 from stepctl.lineage.ledger import changes, decode_ledger
 from stepctl.lineage.records import MANIFEST_VERSION, LedgerLine, Manifest, checkpoint_name
 from stepctl.lineage.store import (
@@ -55,6 +56,7 @@ class Job:
     clock: Callable[[], float] = time.monotonic
     result: JobResult = field(init=False)
     loaded: Loaded | None = None
+    hf_token: str | None = field(default=None, repr=False)
     parent: str = ""
     ledger: tuple[LedgerLine, ...] = ()
     rendering: str = ""
@@ -87,10 +89,16 @@ class Job:
         if self.dir.requested() == "cancel":
             raise Cancelled
 
+    def bucket(self) -> Bucket:
+        """Where the lineage lives; its transfers are told in events."""
+        show = Transfers(self.emit, self.clock)
+        return open_bucket(self.spec.bucket, self.hf_token, report=show)
+
     # --- the phases, in order -------------------------------------------------------------------------------------
 
     def run(self, payload: Payload) -> None:
         """Everything from judging to the last commit; ``result`` tells how far it came."""
+        self.hf_token = payload.hf_token
         with self.phase("judging", "data"):
             rows, held_out = self.judge(payload)
         with self.phase("imports", "imports"):
@@ -166,7 +174,7 @@ class Job:
         shutil.rmtree(folder, ignore_errors=True)
         make_dirs(folder)
         try:
-            bucket = open_bucket(spec.bucket)
+            bucket = self.bucket()
             manifest = fetch_checkpoint(bucket, spec.lineage, spec.parent, spec.parent_sha256, folder)
             self.ledger = decode_ledger((folder / "ledger.jsonl").read_bytes())
             self.engine.restore(folder, manifest)
@@ -277,7 +285,7 @@ class Job:
             return
         (manifest, line), self.unsure = self.unsure, None
         try:
-            stored = lines_of(open_bucket(self.spec.bucket), self.spec.lineage, self.spec.run)
+            stored = lines_of(self.bucket(), self.spec.lineage, self.spec.run)
             if all(known.checkpoint != manifest.checkpoint for known in stored):
                 return
             self.parent, self.ledger, self.committed_step = manifest.checkpoint, (*self.ledger, line), manifest.step
@@ -337,7 +345,7 @@ class Job:
     def commit(self, folder: Path, manifest: Manifest) -> None:
         """Into the bucket; then the oldest checkpoints beyond those kept, and own leftovers, are removed."""
         spec = self.spec
-        bucket = open_bucket(spec.bucket)
+        bucket = self.bucket()
         done = commit(
             bucket,
             folder,

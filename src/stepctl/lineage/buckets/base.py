@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from stepctl.base.errors import StepctlError
 from stepctl.lineage.records import FileEntry
+
+Report = Callable[[int, int], None]
+"""Told of a transfer: bytes done, bytes in all."""
 
 LOCK_WAIT_SEC = 600.0
 """A commit of a large checkpoint holds the lock as long as it copies."""
@@ -26,6 +29,12 @@ class Absent(BucketError):
     """No such file."""
 
     code = "absent"
+
+
+class Changed(BucketError):
+    """A file arrives otherwise than the storage says it has it: its data is damaged there."""
+
+    code = "damaged_file"
 
 
 class Stored(Struct, frozen=True, kw_only=True):
@@ -60,6 +69,9 @@ class Bucket(Protocol):
         and no claim is made.
         """
 
+    def uncached(self) -> Bucket:
+        """The same bucket, of which every byte is read from the storage itself, whatever copies are here."""
+
     def list_folders(self) -> Sequence[str]:
         """Names of the folders at the top of the bucket, sorted, links to folders among them; none when it is empty.
 
@@ -74,6 +86,7 @@ class Bucket(Protocol):
 
         Raises:
             Absent: it does not exist.
+            Changed: the storage itself says that its content was another one.
         """
 
     def sha256(self, path: str) -> str:

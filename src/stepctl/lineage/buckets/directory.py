@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
-import socket
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from stepctl.base.errors import LineageConflict, StepctlError
+from stepctl.base.errors import StepctlError
 from stepctl.base.files import BLOCK, TEMPORARY, fsync_dir, make_dirs, write_new
 from stepctl.lineage.buckets.base import LOCK_WAIT_SEC, Absent, BucketError, Stored, is_safe
+from stepctl.lineage.buckets.locks import wait_for
 from stepctl.lineage.records import FileEntry
 
 LOCK = ".lock"
-_POLL_SEC = 0.05
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _KEPT_LEVELS = 2
 """``<lineage>/<kind>`` stays when it becomes empty: another writer may be about to use it."""
 
@@ -38,6 +34,9 @@ class DirectoryBucket:
     @property
     def url(self) -> str:
         return str(self._root)
+
+    def uncached(self) -> DirectoryBucket:
+        return self
 
     def list_folders(self) -> list[str]:
         with self._said("list", "."):
@@ -116,7 +115,7 @@ class DirectoryBucket:
             fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             with self._said("lock", path):
-                self._wait_for(fd, lineage, time.monotonic() + wait_sec)
+                wait_for(fd, f"lineage {lineage} in {self.url}", wait_sec)
             yield
         finally:
             os.close(fd)
@@ -225,29 +224,6 @@ class DirectoryBucket:
                 raise
             folder = folder.parent
             fsync_dir(folder)
-
-    def _wait_for(self, fd: int, lineage: str, until: float) -> None:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-                    raise LineageConflict(
-                        f"lineage {lineage} in {self.url} is in use by {holder}",
-                        safe="nothing was changed",
-                        next="wait until it has finished, then repeat the command",
-                        code="lineage_locked",
-                    ) from None
-                time.sleep(_POLL_SEC)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                return  # a file system without locks: the claims decide
-            else:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-                return
 
 
 def _open_source(source: Path, entry: FileEntry) -> BinaryIO:
