@@ -1,6 +1,6 @@
 """Time and count what a storage bucket of the Hub costs, against plain calls of the Hub's client in the same run.
 
-Usage: python benchmarks/bucket.py [--megabytes 200] [--rounds 3] [--out FILE]
+Usage: python benchmarks/bucket.py [--megabytes 200] [--rounds 5] [--out FILE]
 
 The Hub is the emulated one of the tests, on this machine: the ratio says what is added to the client's own work, the
 seconds say nothing of a real connection. Fails (exit 1) when a transfer takes more than 1.15 times as long as the
@@ -138,7 +138,7 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", choices=("ours", "plain", "commit"), help=argparse.SUPPRESS)
     for name in ("--bucket", "--folder"):

@@ -65,7 +65,7 @@ class Cache:
         return False
 
     def put(self, content: str, source: Path) -> None:
-        """Keep a copy of ``source``, whose content hash that is."""
+        """Keep a copy of ``source``, whose content hash that is said to be: it is looked at when it is taken."""
         if not _HASH.fullmatch(content) or (self._folder / content).exists():
             return
         temporary = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
@@ -73,9 +73,10 @@ class Cache:
             make_dirs(self._folder)
             # What is in a private bucket is nobody else's business on this machine.
             self._all.chmod(0o700)
-            if shutil.disk_usage(self._folder).free - source.stat().st_size < SPARE_BYTES:
-                return
-            shutil.copyfile(source, temporary)
+            if not _link(source, temporary):
+                if shutil.disk_usage(self._folder).free - source.stat().st_size < SPARE_BYTES:
+                    return
+                shutil.copyfile(source, temporary)
             temporary.replace(self._folder / content)
         except OSError:
             with contextlib.suppress(OSError):
@@ -100,3 +101,12 @@ class Cache:
             for folder in self._all.iterdir():
                 if folder.stat().st_mtime < before:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Another name for the same bytes costs nothing, where both are in one file system."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        return False
+    return True

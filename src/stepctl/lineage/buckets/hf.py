@@ -12,6 +12,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -132,8 +133,8 @@ class HubBucket:
         ]
         self._download(missing)
         for file, to in missing:
-            # What arrived changed is not kept; whoever asked for it compares it with the manifest.
-            if file.size and self._right(to, file):
+            # Whoever asked for it compares it with the manifest; the copy is compared when it is used.
+            if file.size and to.stat().st_size == file.size:
                 cache.put(file.xet_hash, to)
 
     def _right(self, path: Path, file: BucketFile) -> bool:
@@ -161,22 +162,31 @@ class HubBucket:
 
     def put_files(self, prefix: str, folder: Path, entries: Sequence[FileEntry]) -> None:
         self._make()
-        hashes = {self._at(f"{prefix}/{e.path}"): _source_hash(folder / e.path, e) for e in entries}
-        sizes = {self._at(f"{prefix}/{e.path}"): e.size for e in entries}
-        sources = {self._at(f"{prefix}/{e.path}"): folder / e.path for e in entries}
-
-        def wrong() -> list[str]:
-            there = self._stored(list(sizes))
-            return [at for at in sizes if not _is(there.get(at), sizes[at], hashes[at])]
-
-        if missing := wrong():
-            self._client.add([(sources[at], at) for at in missing], self._report)
-            # A source that was cut or changed on its way is stored as it was then, with success.
-            if still := wrong():
-                raise _arrived_changed(self._of(still[0]), self.url)
+        wanted = {self._at(f"{prefix}/{entry.path}"): entry for entry in entries}
+        sources = {at: folder / entry.path for at, entry in wanted.items()}
+        there = self._stored(list(wanted))
+        with ThreadPoolExecutor(1) as beside:
+            # Hashing is done while the rest goes up: before the manifest is written, both are known.
+            hashing = beside.submit(lambda: {at: _source_hash(sources[at], entry) for at, entry in wanted.items()})
+            absent = [at for at, entry in wanted.items() if at not in there or there[at].size != entry.size]
+            self._add(sources, absent)
+            hashes = hashing.result()
+        other = [at for at in there if at not in absent and not _is(there[at], wanted[at].size, hashes[at])]
+        self._add(sources, other)
+        # A source that was cut or changed on its way is stored as it was then, with success.
+        there = self._stored(list(wanted))
+        for at, entry in wanted.items():
+            if not _is(there.get(at), entry.size, hashes[at]):
+                raise _arrived_changed(self._of(at), self.url)
         cache = self._cache(prefix.partition("/")[0])
         for at, source in sources.items():
             cache.put(hashes[at], source)
+
+    def _add(self, sources: dict[str, Path], at: list[str]) -> None:
+        if missing := [path for path in at if not sources[path].is_file()]:
+            raise _source_changed(sources[missing[0]])
+        if at:
+            self._client.add([(sources[path], path) for path in at], self._report)
 
     def put_new(self, path: str, data: bytes) -> bool:
         self._make()
@@ -285,12 +295,14 @@ def _source_hash(source: Path, entry: FileEntry) -> str:
     except FileNotFoundError:
         size, sha256, found = 0, "", ""
     if (size, sha256) != (entry.size, entry.sha256):
-        raise StepctlError(
-            f"{source} changed after its manifest was made",
-            safe="the lineage is as it was",
-            code="source_changed",
-        )
+        raise _source_changed(source)
     return found
+
+
+def _source_changed(source: Path) -> StepctlError:
+    return StepctlError(
+        f"{source} changed after its manifest was made", safe="the lineage is as it was", code="source_changed"
+    )
 
 
 def _arrived_changed(path: str, url: str) -> StepctlError:
