@@ -253,6 +253,30 @@ def test_the_periodic_commit_is_what_a_crash_leaves(project: Project) -> None:
     assert project.trained() == 12
 
 
+def test_a_disk_that_is_full_on_the_way_does_not_end_the_steps(project: Project) -> None:
+    toml = project.path / "stepctl.toml"
+    toml.write_text(toml.read_text().replace("[targets.local]", "[train]\nsave_every_minutes = 1e-9\n[targets.local]"))
+    project.faults(full_at=8)
+    answer = project.train(project.trace("a.jsonl", rows(12)))
+    assert (answer["global_step"], answer["rows_done"]) == (3, 12)
+    assert [w["code"] for w in answer["warnings"]] == ["save_failed"]
+    assert project.trained() == 12
+    project.verify()
+
+
+def test_a_job_whose_run_was_started_again_writes_no_result_over_the_new_ones(project: Project) -> None:
+    project.faults(pause_at="imports")
+    process = project.start("train", project.trace("a.jsonl", rows(4)))
+    run = project.wait_for("imports")
+    kill(process)
+    job = run / "job.json"
+    job.write_text(job.read_text().replace(json.loads(job.read_text())["attempt"], "of another job"))
+    project.go()
+    until(lambda: json.loads(project.run("runs", "show", run.name, "--json").stdout)["state_now"] == "died")
+    assert not (run / "result.json").exists()
+    assert not (run / "exit_code").exists()
+
+
 def test_another_writer_makes_a_fork_which_is_kept(project: Project, tmp_path: Path) -> None:
     """Two projects on one bucket: the later commit is a fork, exit 4."""
     other = tmp_path / "other"

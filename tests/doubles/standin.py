@@ -3,11 +3,13 @@
 Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
 what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
 ``oom_at``, ``raise_at`` (a step; the error quotes an example), ``versions`` (what it says of itself in manifests),
-``repeatable``. ``job.pgid`` there holds the newest job's process group.
+``repeatable``, ``full_at`` (rows: the disk is full when so many are saved). ``job.pgid`` there holds the newest job's
+process group.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -89,6 +91,8 @@ class StandIn:
             raise ValueError(f"cannot use {self.faults['text']}")
 
     def save(self, folder: Path) -> None:
+        if self.faults.get("full_at") == self.trained:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (folder / "adapter_model.safetensors").write_text(self.chain)
         (folder / "adapter_config.json").write_text("{}")
         state = {"chain": self.chain, "trained": self.trained}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from typing import Any
 
 import msgspec
@@ -180,4 +181,5 @@ def _spec(
         key=record.key,
         keep_checkpoints=settings.keep_checkpoints,
         init_from=init,
+        attempt=secrets.token_hex(8),
     )

@@ -41,7 +41,9 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     ``parent`` is the checkpoint to continue from, or a root (then training starts at step 0); ``parent_sha256`` the
     digest of that checkpoint's manifest. ``new_root`` says that a choice of ``parent`` as the start is to be written
-    with the first commit (``--fresh``). ``init_from`` is a folder with an adapter. ``bucket`` is an absolute path.
+    with the first commit (``--fresh``). ``init_from`` is a folder with an adapter. ``bucket`` is an absolute path, or
+    the URL of one on the Hub. ``attempt`` tells two jobs apart that were started for one run: an older one writes no
+    result.
     """
 
     version: int
@@ -62,6 +64,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     key: str | None
     keep_checkpoints: int
     init_from: str | None = None
+    attempt: str = ""
 
 
 def decode_job(data: bytes) -> JobSpec:

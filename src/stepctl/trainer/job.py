@@ -244,7 +244,7 @@ class Job:
                 result.state = "stopped"
                 return False
             if done < total and self.clock() - saved >= 60 * spec.train.save_every_minutes:
-                self.save_and_commit(last=False)
+                self._on_the_way()
                 saved = self.clock()
             return True
 
@@ -254,6 +254,13 @@ class Job:
         self.engine.train(rows, spec.from_step, on_step)
 
     # --- saving ---------------------------------------------------------------------------------------------------
+
+    def _on_the_way(self) -> None:
+        """A checkpoint that only shortens what a death would lose: without room for it the steps go on."""
+        try:
+            self.save_and_commit(last=False)
+        except OSError as error:
+            self.emit(Warned(code="save_failed", message=f"a checkpoint on the way could not be saved: {error}"))
 
     def save_and_commit(self, *, last: bool) -> None:
         """Save the newest step here, then commit it; a commit that fails keeps what is saved."""

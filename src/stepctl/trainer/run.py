@@ -93,7 +93,8 @@ def run_job(job_dir: JobDir, stdin: BinaryIO, make_engine: Callable[[], Engine],
     Returns:
         The process's exit code, one of :class:`stepctl.base.errors.Exit`.
     """
-    spec = decode_job(job_dir.job.read_bytes())
+    told = job_dir.job.read_bytes()
+    spec = decode_job(told)
     job = Job(job_dir, spec, make_engine(), emit)
     try:
         payload = read_payload(stdin)
@@ -110,6 +111,9 @@ def run_job(job_dir: JobDir, stdin: BinaryIO, make_engine: Callable[[], Engine],
     if job.result.forked and code in (Exit.DONE, Exit.STOPPED):
         code = Exit.CONFLICT
     emit(Done(state=job.result.state))
+    if not job_dir.job.exists() or job_dir.job.read_bytes() != told:
+        # The run was started again meanwhile, in this folder: its result is not ours to write.
+        return int(code)
     write_atomic(job_dir.result, msgspec.json.encode(job.result))
     write_atomic(job_dir.exit_code, f"{int(code)}\n".encode())
     return int(code)
