@@ -7,10 +7,12 @@ name, decide between siblings.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from huggingface_hub import BucketFile
 
 
+_EARLY_SEC = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TRIES = 2
 
@@ -115,7 +118,8 @@ class HubBucket:
             make_dirs(target.parent)
             temporary[at] = target.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
-            self._get(temporary, prefix.partition("/")[0])
+            with _written_early(list(temporary.values())):
+                self._get(temporary, prefix.partition("/")[0])
             for at, target in wanted.items():
                 _sync(temporary[at])
                 temporary[at].replace(target)
@@ -312,6 +316,26 @@ def _arrived_changed(path: str, url: str) -> StepctlError:
         next="repeat the command; the file here must not be changed meanwhile",
         code="source_changed",
     )
+
+
+@contextmanager
+def _written_early(paths: Sequence[Path]) -> Iterator[None]:
+    """Write files out while they still arrive, so that the fsync at the end finds little left to do."""
+    arrived = threading.Event()
+
+    def write() -> None:
+        while not arrived.wait(_EARLY_SEC):
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    _sync(path)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        arrived.set()
+        thread.join()
 
 
 def _sync(path: Path) -> None:
