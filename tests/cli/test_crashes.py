@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.doubles.project import Project, kill, rows, until
+from tests.doubles.project import Project, dying_program, kill, rows, until
 
 PHASES = ("start judging imports model data steps step:2 step:3 step:4 saving files_stored manifest_stored").split()
 SAVED = ("files_stored", "manifest_stored")
@@ -84,24 +84,7 @@ def _living(pid: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
-DYING = """
-import os, signal, sys
-left = int(sys.argv.pop(1))
-def dying(name):
-    real = getattr(os, name)
-    def call(*a, **k):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*a, **k)
-    setattr(os, name, call)
-for name in ("replace", "link", "mkdir"):
-    dying(name)
-import pathlib
-from stepctl.cli.main import main
-main()
-"""
+DYING = dying_program("replace", "link", "mkdir")
 
 
 def test_the_command_line_dies_before_each_of_its_own_acts(project: Project) -> None:

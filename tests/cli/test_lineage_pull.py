@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.doubles.project import Project, rows
+from tests.doubles.project import Project, dying_program, rows
 from tests.trainer.tiny import build_tiny
 
 from stepctl.calls.pull import Pulled
@@ -144,23 +144,7 @@ def test_a_damaged_adapter_is_not_pulled(project: Project, heads: list[str], con
     assert pulled(project, "out", "--step", 1)["state"] == "unchanged"
 
 
-DYING = """
-import os, signal, sys
-left = int(sys.argv.pop(1))
-def dying(name):
-    real = getattr(os, name)
-    def call(*a, **k):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*a, **k)
-    setattr(os, name, call)
-for name in ("replace", "rename", "mkdir"):
-    dying(name)
-from stepctl.cli.main import main
-main()
-"""
+DYING = dying_program("replace", "rename", "mkdir")
 
 
 def test_killed_before_each_act(project: Project, heads: list[str]) -> None:

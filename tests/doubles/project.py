@@ -216,3 +216,28 @@ def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL, and the end of it."""
     process.send_signal(signal.SIGKILL)
     process.communicate()
+
+
+def dying_program(*names: str) -> str:
+    """A Python program that is the command line, killed before one of its calls of these functions of ``os``.
+
+    Its first argument says how many are made before that; the others are the command line's.
+    """
+    return f"""
+import os, signal, sys
+left = int(sys.argv.pop(1))
+def dying(name):
+    real = getattr(os, name)
+    def call(*a, **k):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*a, **k)
+    setattr(os, name, call)
+for name in {names!r}:
+    dying(name)
+import pathlib
+from stepctl.cli.main import main
+main()
+"""

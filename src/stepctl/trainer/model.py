@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from stepctl.base.errors import StepctlError, UsageError
+from stepctl.base.tensors import LFS
 from stepctl.config.model import LoraSettings
 from stepctl.jobs.spec import ModelSpec
 from stepctl.trainer.device import Placement
 
-LFS = b"version https://git-lfs"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _ADAPTER_NAME = re.compile(r"(\.lora_[A-Za-z_]+)\.default(?=\.|$)")
 

@@ -18,8 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from stepctl.base.errors import DamagedCheckpoint, StepctlError, UsageError
+from stepctl.base.tensors import LFS
 from stepctl.config.model import LoraSettings, TrainSettings
-from stepctl.trainer.model import LFS, Trainable
+from stepctl.trainer.model import Trainable
 from stepctl.trainer.stepping import RNG_RULE
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
