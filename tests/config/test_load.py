@@ -14,7 +14,7 @@ import pytest
 from stepctl.base.errors import UsageError
 from stepctl.config.fields import flat
 from stepctl.config.load import Loaded, load_settings
-from stepctl.config.model import LocalTarget, Settings
+from stepctl.config.model import LocalTarget, RunpodTarget, Settings, SshTarget
 
 
 @pytest.fixture
@@ -327,3 +327,16 @@ def test_loading_is_light(here: Path) -> None:
         "tomli_w",
     }
     assert not heavy & set(done.stdout.split())
+
+
+def test_machines_of_others(here: Path) -> None:
+    box = '[targets.box]\nkind = "ssh"\nhost = "b"\nkey = "./id"\nworkdir = "~/w"\npython = "./p"\nenv = {A = "1"}\n'
+    pod = '[targets.pod]\nkind = "runpod"\nmax_hours = 2.5\ngpu_types = "auto"\n'
+    targets = load(here, box + pod).settings.targets
+    assert targets["box"] == SshTarget(
+        host="b", key=str(here / "id"), workdir="~/w", python="./p", env={"A": "1"}
+    )  # only the key lies here
+    assert targets["pod"] == RunpodTarget(max_hours=2.5)
+    env = {"STEPCTL_TARGETS__POD__MAX_COST_USD": "3", "STEPCTL_TARGETS__POD__ENV": '{"B": "x"}'}
+    changed = load(here, pod, env=env).settings.targets["pod"]
+    assert changed == RunpodTarget(max_hours=2.5, max_cost_usd=3.0, env={"B": "x"})

@@ -151,8 +151,8 @@ BUCKET = "bucket must be a directory, or hf://buckets/NAMESPACE/NAME with or wit
         ("train = [{seed = 1}]", "train in {toml} must be a table"),
         ("targets = 3", "targets in {toml} must be a table"),
         ("[targets]\nx = 3", "targets.x in {toml} must be a table"),
-        ("[targets.x]\nkind = 'cloud'", "targets.x.kind must be \"local\"; {toml} says 'cloud'"),
-        ("[targets.x]\nkind = 3", 'targets.x.kind must be "local"; {toml} says 3'),
+        ("[targets.x]\nkind = 'cloud'", 'targets.x.kind must be "local", "ssh" or "runpod"; {toml} says \'cloud\''),
+        ("[targets.x]\nkind = 3", 'targets.x.kind must be "local", "ssh" or "runpod"; {toml} says 3'),
         ("[targets.x]\npython = 'p'", "target x has no kind ({toml})"),
         ("[targets.x]", "target x has no kind ({toml})"),
         ("[targets.x]\nkind = 'local'\npython = 3", "targets.x.python must be text; {toml} says 3"),
@@ -204,7 +204,7 @@ def test_wrong_values(tmp_path: Path, toml: str, message: str) -> None:
         (
             "STEPCTL_TARGETS__GPU__KIND",
             "x",
-            "targets.gpu.kind must be \"local\"; environment STEPCTL_TARGETS__GPU__KIND says 'x'",
+            'targets.gpu.kind must be "local", "ssh" or "runpod"; environment STEPCTL_TARGETS__GPU__KIND says \'x\'',
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_what_to_do_differs_by_source(tmp_path: Path) -> None:
     assert refused(tmp_path, "[train]\nseed = -1").next == f"correct train.seed in {file}"
     assert refused(tmp_path, "zzz = 1").next == "remove it: no setting has a similar name"
     assert refused(tmp_path, "lineag = 1").next == "rename or remove it"
-    assert refused(tmp_path, "[targets.x]").next == 'give it one under [targets.x]: kind = "local"'
+    assert refused(tmp_path, "[targets.x]").next == 'give it one under [targets.x]: kind = "local", "ssh" or "runpod"'
     assert refused(tmp_path, "target = 'x'").next == "name one of them, or add [targets.x] to stepctl.toml"
 
 

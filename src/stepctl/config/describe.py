@@ -16,6 +16,19 @@ _HEAD = f"""\
 # Relative paths are relative to the folder of this file. Secrets ({TOKEN_VARIABLES[0]}) belong in the environment.
 """
 
+_OTHER_TARGETS = """\
+# Other machines are tables of their own, under names of your choice; docs/settings.md lists all they take.
+#
+# [targets.box]
+# kind = "ssh"
+# host = "box.example.org"
+#
+# [targets.cloud]
+# kind = "runpod"
+# max_hours = 4
+# max_cost_usd = 5
+"""
+
 _PAGE = """\
 # Settings
 
@@ -66,6 +79,8 @@ def toml_value(value: object) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml_value(key)} = {toml_value(item)}' for key, item in value.items())}}}"
     return str(value)
 
 
@@ -79,8 +94,9 @@ def example_toml() -> str:
     for section, note in sections().items():
         parts += [f"[{section}]\n# {note}\n", *map(_example_entry, _of_section(section))]
     for kind, fields in target_kinds().items():
-        parts += [f'[targets.{kind}]\nkind = "{kind}"\n', *map(_example_entry, fields.values())]
-    return "\n".join(parts)
+        if not any(setting.required for setting in fields.values()):
+            parts += [f'[targets.{kind}]\nkind = "{kind}"\n', *map(_example_entry, fields.values())]
+    return "\n".join((*parts, _OTHER_TARGETS))
 
 
 def _of_section(section: str) -> list[Setting]:
@@ -104,7 +120,7 @@ def _row(setting: Setting) -> str:
         _code(setting.name),
         setting.description,
         setting.expected,
-        "none" if setting.default is None else _code(toml_value(setting.default)),
+        "required" if setting.required else "none" if setting.default is None else _code(toml_value(setting.default)),
         ", ".join(map(_code, elsewhere)),
     )
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"

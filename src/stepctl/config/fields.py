@@ -12,7 +12,7 @@ from msgspec import NODEFAULT, inspect
 
 from stepctl.config.model import Settings, Target
 
-Kind = Literal["text", "integer", "number", "boolean", "list", "integers", "choice"]
+Kind = Literal["text", "integer", "number", "boolean", "list", "integers", "choice", "table"]
 
 PREFIX = "STEPCTL_"
 
@@ -52,6 +52,7 @@ _TYPE_TEXT = {
     "boolean": "true or false",
     "list": "a list of names",
     "integers": "a list of whole numbers",
+    "table": "a table of texts",
 }
 
 
@@ -77,6 +78,7 @@ class Setting:
     limits: str = ""
     choices: tuple[str, ...] = ()
     optional: bool = False
+    required: bool = False
 
     @property
     def key(self) -> str:
@@ -156,16 +158,24 @@ def _setting(field: msgspec.structs.FieldInfo, prefix: str) -> Setting:
     optional = isinstance(node, inspect.UnionType)
     if isinstance(node, inspect.UnionType):
         node = next(part for part in node.types if not isinstance(part, inspect.NoneType))
+        node = node.type if isinstance(node, inspect.Metadata) else node
     return Setting(
         name=prefix + field.name,
         hint=field.type,
         kind=_kind(node),
-        default=None if field.default is NODEFAULT else field.default,
+        default=_default(field),
         description=description,
         limits=_limits(node),
         choices=tuple(map(str, node.values)) if isinstance(node, inspect.LiteralType) else (),
         optional=optional,
+        required=field.required,
     )
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    if field.default is not NODEFAULT:
+        return field.default
+    return field.default_factory() if field.default_factory is not NODEFAULT else None
 
 
 def _kind(node: inspect.Type) -> Kind:
@@ -177,6 +187,7 @@ def _kind(node: inspect.Type) -> Kind:
         inspect.FloatType: "number",
         inspect.BoolType: "boolean",
         inspect.LiteralType: "choice",
+        inspect.DictType: "table",
     }
     return kinds[type(node)]
 

@@ -30,9 +30,15 @@ _PLACES: dict[str, Callable[[Given, str], str]] = {
     "runs": paths.folder,
     "model": paths.model,
     "init_from": paths.adapter,
-    "python": paths.program,
 }
 """Settings that name a place, by the last part of their name."""
+
+_TARGET_PLACES: dict[tuple[str, str], Callable[[Given, str], str]] = {
+    ("local", "python"): paths.program,
+    ("ssh", "key"): paths.folder,
+    ("ssh", "known_hosts"): paths.folder,
+}
+"""Settings of targets that name a place here, by kind and key; other paths are the machine's."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,11 @@ def _place(given: Given, value: object) -> object:
     return resolve(given, value) if resolve and isinstance(value, str) else value
 
 
+def _target_place(kind: str, given: Given, value: object) -> object:
+    resolve = _TARGET_PLACES.get((kind, given.path[-1]))
+    return resolve(given, value) if resolve and isinstance(value, str) else value
+
+
 def _check_name(given: Given, kind: str, name: Any) -> None:
     try:
         check_name(kind, name)
@@ -149,8 +160,16 @@ def _target(name: str, group: Mapping[str, Given]) -> Target:
             near = nearest(key.lower().replace("-", "_"), fields)
             raise _unknown_key(item, f"targets.{name}.{near}" if near else None)
         setting = replace(fields[key], name=item.name)
-        document[key] = _place(item, convert(setting, item))
-    return msgspec.convert(document, Target)
+        document[key] = _target_place(kind, item, convert(setting, item))
+    for key, setting in fields.items():
+        if setting.required and key not in document:
+            raise first.refuse(
+                f"target {name} has no {key} ({first.where}): {setting.description}",
+                next=f"give it one under [targets.{name}]",
+                code="missing_setting",
+            )
+    target: Target = msgspec.convert(document, Target)
+    return target
 
 
 def _target_kind(name: str, first: Given, given: Given | None) -> str:

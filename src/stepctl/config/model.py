@@ -12,6 +12,11 @@ from msgspec import Meta, Struct, field
 Method = Literal["sft", "dpo", "kto"]
 Precision = Literal["auto", "fp32", "bf16"]
 TrainOn = Literal["assistant", "all"]
+Commit = Literal["auto", "machine", "client"]
+Cloud = Literal["SECURE", "COMMUNITY"]
+PodDevice = Literal["cuda", "cpu"]
+Positive = Annotated[float, Meta(gt=0)]
+PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class LoraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +75,103 @@ class LocalTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     ] = None
 
 
-Target = LocalTarget
+class SshTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="ssh"):
+    """A machine that is reached over SSH."""
+
+    host: Annotated[str, Meta(description="Name or address, or an alias of ~/.ssh/config.")]
+    port: Annotated[PortNumber | None, Meta(description="Port; that of ~/.ssh/config, or 22.")] = None
+    user: Annotated[str | None, Meta(description="Login; that of ~/.ssh/config, or the one you have here.")] = None
+    key: Annotated[str | None, Meta(description="Private key file; else the agent and the usual files are tried.")] = (
+        None
+    )
+    known_hosts: Annotated[str | None, Meta(description="File that holds the host's key; else ~/.ssh/known_hosts.")] = (
+        None
+    )
+    workdir: Annotated[str, Meta(description="Folder on the machine for runs, models and environments.")] = "~/.stepctl"
+    python: Annotated[
+        str, Meta(description="Python on the machine (3.11 or newer); packages that it has are used.")
+    ] = "python3"
+    venv: Annotated[
+        str | None,
+        Meta(description="Virtual environment on the machine to use as it is; nothing is installed then."),
+    ] = None
+    commit: Annotated[
+        Commit, Meta(description='Who writes to a bucket on the Hub: the "machine", or the "client" after fetching.')
+    ] = "auto"
+    env: Annotated[dict[str, str], Meta(description="Variables for the trainer there; no secrets.")] = field(
+        default_factory=dict
+    )
+
+
+class RunpodTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="runpod"):
+    """A pod that is rented for one call, guarded, and deleted."""
+
+    max_hours: Annotated[float, Meta(description="A pod ends itself this long after it was created.", gt=0, le=168)]
+    gpu_types: Annotated[
+        tuple[str, ...], Meta(description='GPU types in order of preference, or "auto": the cheapest that is enough.')
+    ] = ("auto",)
+    min_vram_gb: Annotated[
+        Positive | None, Meta(description="GPU memory that is needed; else estimated from the call.")
+    ] = None
+    gpu_count: Annotated[int, Meta(description="GPUs in the pod.", ge=1, le=8)] = 1
+    cloud: Annotated[Cloud, Meta(description="SECURE: data centers; COMMUNITY: hardware of others.")] = "SECURE"
+    data_center_ids: Annotated[tuple[str, ...], Meta(description="Data centers to choose from; empty: any.")] = ()
+    max_price_per_hour: Annotated[
+        Positive | None, Meta(description="No pod is kept that costs more, in USD per hour.")
+    ] = None
+    max_cost_usd: Annotated[Positive | None, Meta(description="A pod ends itself before it has cost this, in USD.")] = (
+        None
+    )
+    image: Annotated[str, Meta(description="Container image.")] = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+    container_disk_gb: Annotated[int, Meta(description="Disk of the container.", ge=5, le=4096)] = 50
+    network_volume_id: Annotated[
+        str | None, Meta(description="Network volume: holds the cache of models, and ties the pod to its data center.")
+    ] = None
+    min_cuda_version: Annotated[str | None, Meta(description='Oldest CUDA version of the host, such as "12.8".')] = None
+    boot_grace_minutes: Annotated[
+        float, Meta(description="A pod whose job has not started so long after create ends itself.", gt=0)
+    ] = 30.0
+    lease_minutes: Annotated[
+        float, Meta(description="Before the job starts a pod ends itself when no client was heard for so long.", gt=0)
+    ] = 15.0
+    stall_minutes: Annotated[
+        float, Meta(description="A job without an event for so long is asked to save, and the pod ends.", gt=0)
+    ] = 30.0
+    retrieve_grace_minutes: Annotated[
+        float, Meta(description="A pod whose job ended keeps what it saved so long for a client to fetch.", gt=0)
+    ] = 60.0
+    poll_seconds: Annotated[
+        float, Meta(description="Seconds between two questions to the provider.", ge=0.05, le=60)
+    ] = 10.0
+    watchdog_seconds: Annotated[float, Meta(description="Seconds between looks of the pod's watchdog.", ge=1)] = 30.0
+    device: Annotated[
+        PodDevice, Meta(description='What the job must find: "cuda"; "cpu" for a rehearsal on an emulated pod.')
+    ] = "cuda"
+    python: Annotated[str, Meta(description="Python on the pod (3.11 or newer); packages that it has are used.")] = (
+        "python3"
+    )
+    venv: Annotated[
+        str | None, Meta(description="Virtual environment on the pod to use as it is; nothing is installed then.")
+    ] = None
+    commit: Annotated[
+        Commit,
+        Meta(
+            description='Who writes to a bucket on the Hub: the "machine" or the "client"; "auto": the machine, '
+            "but for COMMUNITY."
+        ),
+    ] = "auto"
+    env: Annotated[dict[str, str], Meta(description="Variables for the trainer there; no secrets.")] = field(
+        default_factory=dict
+    )
+    api_url: Annotated[
+        str | None, Meta(description="The provider's API, when it is another one; RUNPOD_API_URL gives it too.")
+    ] = None
+    api_key_command: Annotated[
+        str | None, Meta(description="Command that prints the API key, when RUNPOD_API_KEY is not set.")
+    ] = None
+
+
+Target = LocalTarget | SshTarget | RunpodTarget
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

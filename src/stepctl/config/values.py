@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from stepctl.base.errors import UsageError
 from stepctl.config.fields import OPTIONS, Setting
 
 TOML_NAME = "stepctl.toml"
+AUTO = "auto"
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -109,7 +110,9 @@ def convert(setting: Setting, given: Given) -> object:
         return None
     if isinstance(value, str) and given.origin != "toml":
         value = _parse(setting, value)
-    for text in value if isinstance(value, list) else (value,):
+    if value == AUTO and setting.default == (AUTO,):
+        value = [AUTO]
+    for text in _texts(value):
         if isinstance(text, str):
             _check_text(given, text)
     too_large = isinstance(value, int) and not -_INT64 <= value < _INT64
@@ -123,6 +126,16 @@ def convert(setting: Setting, given: Given) -> object:
     if isinstance(result, tuple):
         _check_list(given, result, may_be_empty=setting.default == ())
     return result
+
+
+def _texts(value: object) -> Iterable[object]:
+    match value:
+        case list():
+            return value
+        case dict():
+            return value.values()
+        case _:
+            return (value,)
 
 
 def _check_text(given: Given, text: str) -> None:
@@ -153,11 +166,8 @@ def _parse(setting: Setting, text: str) -> object:
         return float(word)
     if setting.kind == "boolean" and word.lower() in ("true", "false"):
         return word.lower() == "true"
-    if setting.kind == "list":
-        return _parse_list(word)
-    if setting.kind == "integers":
-        return _parse_integers(word)
-    return text
+    readers = {"list": _parse_list, "integers": _parse_integers, "table": _parse_json}
+    return readers[setting.kind](word) if setting.kind in readers else text
 
 
 def _parse_integers(text: str) -> object:
@@ -171,6 +181,10 @@ def _parse_integers(text: str) -> object:
 def _parse_list(text: str) -> object:
     if not text.startswith("["):
         return [item.strip() for item in text.split(",")]
+    return _parse_json(text)
+
+
+def _parse_json(text: str) -> object:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

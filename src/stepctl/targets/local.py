@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from stepctl.jobs.directory import JobDir, Payload, write_payload
 from stepctl.jobs.spec import JobSpec
 from stepctl.runs.process import alive, identify
 from stepctl.runs.record import ProcessId
+from stepctl.targets.base import Freight
 
 # fmt: off
 _INHERITED = frozenset((
@@ -45,6 +47,16 @@ class LocalMachine:
     def __init__(self, job: JobDir, python: str | None, process: ProcessId | None) -> None:
         self._job, self._python, self._process = job, python or sys.executable, process
         self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def staged(self) -> bool:
+        return False
+
+    def prepare(self, freight: Freight) -> None:
+        """Nothing to get: the job finds everything where it lies."""
+
+    def find(self) -> ProcessId | None:
+        return self._process
 
     def start(self, spec: JobSpec) -> ProcessId:
         write_atomic(self._job.job, msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n", mode=0o600)
@@ -113,6 +125,15 @@ class LocalMachine:
         if self.alive() and self._process is not None:
             with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
                 os.killpg(self._process.pid, signal.Signals[f"SIG{name}"])
+
+    def retrieve(self, lineage: str, known: Sequence[str]) -> list[Path]:
+        return []
+
+    def release(self, *, keep: bool = False) -> None:
+        """Nothing was taken."""
+
+    def close(self) -> None:
+        """There is no connection."""
 
 
 def run_helper(module: str, request: bytes, python: str | None, timeout: float | None = None) -> bytes:
