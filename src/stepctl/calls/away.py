@@ -48,14 +48,14 @@ def target_of(settings: Settings) -> LocalTarget | SshTarget | RunpodTarget:
     return settings.targets.get(settings.target) or LocalTarget()
 
 
-def target_options(settings: Settings, key: str | None) -> dict[str, Any]:
+def target_options(settings: Settings, key: str | None, keep_sec: float | None = None) -> dict[str, Any]:
     """What the record carries of the target: enough to find and end its machine without the settings of today.
 
     ``mark`` is how another machine that repeats the call (``--key``) finds its pod.
     """
     options: dict[str, Any] = msgspec.to_builtins(target_of(settings))
     if isinstance(target_of(settings), RunpodTarget):
-        options["mark"] = mark_of(settings, key)
+        options |= {"mark": mark_of(settings, key), "keep_sec": keep_sec}
     return options
 
 
@@ -136,7 +136,7 @@ def let_go(world: World, record: RunRecord, machine: Machine, report: Report) ->
     A machine that cannot be let go is no reason to lose what the run did: the report says so, and its exit code.
     """
     try:
-        machine.release()
+        machine.release(keep=report.state in ("done", "stopped"))
     except StepctlError as error:
         # A pod that may be alive is in pod.json; what was left on a machine of the user's own costs nothing.
         world.listener.notice(f"warning: {error.message}" + (f"; next: {error.next}" if error.next else ""))

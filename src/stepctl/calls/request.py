@@ -30,6 +30,8 @@ class TrainRequest:
     no_wait: bool = False
     run: str | None = None
     """Set when an earlier run that never got its examples is started again: by a call that only attaches to it."""
+    keep_pod_sec: float | None = None
+    """Seconds that the pod stays after the run, for the next call; None ends it."""
     timeout: float | None = None
     """Seconds to wait for the end at most."""
 

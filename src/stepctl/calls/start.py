@@ -82,7 +82,7 @@ def make_record(
         new_root=new_root,
         client=myself(),
         settings=_settings(prepared, decision.fresh),
-        target_options=target_options(settings, decision.key),
+        target_options=target_options(settings, decision.key, request.keep_pod_sec),
         staged=is_staged(settings),
         warnings=[
             *prepared.warnings,

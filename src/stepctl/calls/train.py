@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from stepctl.base.errors import Exit, LineageConflict, StepctlError
+from stepctl.base.errors import Exit, LineageConflict, StepctlError, UsageError
 from stepctl.calls.attach import report_now, tell_what_goes_on, wait_for_end
-from stepctl.calls.away import blame_pods, is_away, let_go, machine_of, teller
+from stepctl.calls.away import blame_pods, is_away, let_go, machine_of, target_of, teller
 from stepctl.calls.decide import Ask, Decision, decide
 from stepctl.calls.follow import TimedOut
 from stepctl.calls.prepare import Prepared, prepare, read_state
@@ -18,6 +18,7 @@ from stepctl.calls.request import TrainRequest
 from stepctl.calls.settle import busy, end_run, unfinished
 from stepctl.calls.start import make_record, method_warnings, start_job, steps_of
 from stepctl.calls.world import World
+from stepctl.config.model import RunpodTarget
 from stepctl.lineage.identity import require_same
 from stepctl.lineage.records import LedgerLine
 from stepctl.lineage.store import LineageState
@@ -47,6 +48,12 @@ def train(world: World, request: TrainRequest) -> Report:
         world.listener.notice(line)
     for warning in prepared.warnings:
         world.listener.notice(f"warning: {warning['message']}")
+    if isinstance(target_of(prepared.settings), RunpodTarget):
+        from stepctl.calls.elsewhere import wait_elsewhere
+
+        wait_elsewhere(world, request, prepared)
+    elif request.keep_pod_sec is not None:
+        raise UsageError(f"--keep-pod is for a target that rents pods, and {prepared.settings.target} is none")
     while (outcome := _claim(world, request, prepared)) is None:
         # Another call moved the head: what is not given is taken from where it is now.
         prepared = prepare(world, request)
@@ -66,6 +73,8 @@ def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claim
     for warning in record.warnings[len(prepared.warnings) :]:
         world.listener.notice(f"warning: {warning['message']}")
     try:
+        if not _agreed(world, prepared, record):
+            return _given_up(world, record)
         record, machine = start_job(world, request, prepared, record, claimed.state)
     except (StepctlError, OSError) as error:
         return _failed_to_start(world, record, error)
@@ -77,6 +86,23 @@ def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claim
         world.listener.notice(f"run {record.run} goes on by itself; follow it with: stepctl train attach {record.run}")
         return report_now(world, record)
     return wait_for_end(world, record, own=request.run is None, machine=machine, timeout=request.timeout)
+
+
+def _agreed(world: World, prepared: Prepared, record: RunRecord) -> bool:
+    """Show what is to be rented, note the forecast, and ask whether to go on."""
+    if not isinstance(target_of(prepared.settings), RunpodTarget):
+        return True
+    from stepctl.calls.spending import plan_lines, plan_pod
+
+    plan = plan_pod(world, prepared, record.trace.rows_total - record.trace.rows_start)
+
+    def change(record: RunRecord) -> None:
+        record.forecast = plan.document()
+        record.target_options["need_gb"] = plan.need_gb
+
+    record.forecast = world.store.update(record.run, change).forecast
+    record.target_options["need_gb"] = plan.need_gb
+    return world.agree(list(plan_lines(plan)))
 
 
 def _given_up(world: World, record: RunRecord) -> Report:

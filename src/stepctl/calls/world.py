@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +62,8 @@ class World:
     loaded: Loaded
     listener: Listener = field(default_factory=Silent)
     interrupts: Interrupts = field(default_factory=Interrupts)
+    agree: Callable[[Sequence[str]], bool] = lambda _: True
+    """Asked before anything is rented, with the plan; False gives the call up."""
     now: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
 

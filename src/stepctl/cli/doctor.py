@@ -54,14 +54,18 @@ def _lines(checks: list[Check]) -> Iterator[str]:
 def _trainer(world: World) -> Iterator[Check]:
     import msgspec
 
+    from stepctl.config.model import LocalTarget
     from stepctl.targets.local import run_helper
 
     settings = world.loaded.settings
     train = settings.train
     ask = msgspec.json.encode({"device": train.device, "precision": train.precision, "gpu_ids": train.gpu_ids})
+    target = settings.targets[settings.target]
+    # The Python of another machine cannot be asked from here.
+    python = target.python if isinstance(target, LocalTarget) else None
     yield Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
     try:
-        probe = msgspec.json.decode(run_helper("probe", ask, settings.targets[settings.target].python))
+        probe = msgspec.json.decode(run_helper("probe", ask, python))
     except StepctlError as error:
         yield Check("torch", "bad", error.message, error.next)
         return

@@ -10,7 +10,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
 from stepctl import __version__
 from stepctl.base.errors import UsageError
-from stepctl.cli import config, doctor, init, lineage, runs, status, train, try_
+from stepctl.cli import config, doctor, init, lineage, pod, runs, status, train, try_
 
 app = typer.Typer(
     name="stepctl",
@@ -41,6 +41,7 @@ app.command("init")(init.init)
 app.add_typer(train.app, name="train")
 app.command("status")(status.status)
 app.add_typer(runs.app, name="runs")
+app.add_typer(pod.app, name="pod")
 app.add_typer(lineage.app, name="lineage")
 app.command("try")(try_.try_)
 app.add_typer(config.app, name="config")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepctl.base.errors import Exit, StepctlError, UsageError
+from stepctl.calls.away import target_of
 from stepctl.cli.display import size
 from stepctl.cli.output import Output
+from stepctl.config.model import LocalTarget, RunpodTarget, SshTarget
 from stepctl.models.memory import activations, estimate, parameters
 from stepctl.runs.report import Report
 
@@ -29,6 +31,8 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
     report = plan(world, request, prepared)
     if report.replayed:
         return finish(output, report)
+    if not isinstance(target_of(prepared.settings), LocalTarget):
+        return _show_away(output, world, prepared, report)
     gpus, reason = _place(report, prepared, world.loaded.hf_token)
     rows = prepared.judged.rows
     longest = max(len(text.input_ids) for row in rows for text in row.texts)
@@ -42,6 +46,24 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
         "checkpoint_folder": f"{report.bucket}/{report.lineage}/checkpoints",
     }
     output.result(document, _lines(report, prepared, longest, memory, reason))
+    return 0
+
+
+def _show_away(output: Output, world: World, prepared: Prepared, report: Report) -> int:
+    """The plan for another machine, which is not asked: what it is, and for a pod what it is to cost."""
+    target = target_of(prepared.settings)
+    lines = list(_call_lines(report, prepared))
+    document: dict[str, Any] = msgspec.to_builtins(report)
+    document |= {"tokens": prepared.judged.tokens, "counts": prepared.judged.counts, "rent": None}
+    if isinstance(target, RunpodTarget):
+        from stepctl.calls.spending import plan_lines, plan_pod
+
+        plan = plan_pod(world, prepared, report.rows_total - report.rows_done)
+        document["rent"] = plan.document()
+        lines += plan_lines(plan)
+    elif isinstance(target, SshTarget):
+        lines.append(f"on: {target.host}, over SSH; it is not asked for a plan")
+    output.result(document, lines)
     return 0
 
 
@@ -73,7 +95,9 @@ def _place(report: Report, prepared: Prepared, hf_token: str | None) -> tuple[di
         "method": settings.method,
         "hf_token": None if prepared.model.commit is None else hf_token,
     }
-    python = settings.targets[settings.target].python
+    target = settings.targets[settings.target]
+    assert isinstance(target, LocalTarget)
+    python = target.python
     probe = msgspec.json.decode(run_helper("probe", msgspec.json.encode(ask), python))
     refused = probe.get("refused") or probe.get("error")
     if refused:
@@ -101,15 +125,22 @@ def _memory(report: Report, prepared: Prepared, gpus: dict[str, Any], longest: i
 
 
 def _lines(report: Report, prepared: Prepared, longest: int, memory: int, reason: str) -> Iterator[str]:
+    *call, last = _call_lines(report, prepared)
+    yield from call
+    yield f"the longest row has {longest} tokens"
+    yield f"on: {report.device} in {report.precision}, about {size(memory)} of memory ({reason})"
+    yield last
+
+
+def _call_lines(report: Report, prepared: Prepared) -> Iterator[str]:
     judged = prepared.judged
     rest = f" (rows 1 to {report.rows_done} are trained already)" if report.rows_done else ""
     yield f"plan: lineage {report.lineage}, step {report.from_step} -> {report.global_step}; nothing is changed"
     yield f"rows: {report.rows_total}{rest}, {report.grad_accum} a step: {report.steps_run} steps"
     if judged.counts:
         yield f"labels: {', '.join(f'{count} {label}' for label, count in judged.counts.items())}"
-    yield f"tokens: {judged.tokens}, of which {judged.supervised_tokens} supervised; the longest row has {longest}"
+    yield f"tokens: {judged.tokens}, of which {judged.supervised_tokens} supervised"
     yield f"model: {report.model}, method {report.method}"
     start = f"the adapter of {prepared.settings.init_from}" if prepared.origin else "a new adapter"
     yield f"from: {report.resumed_from or start}"
-    yield f"on: {report.device} in {report.precision}, about {size(memory)} of memory ({reason})"
     yield f"checkpoint to: {report.bucket}/{report.lineage}/checkpoints"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -62,12 +63,17 @@ def train(
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run goes on.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Exit 4 when another run is not finished.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Use no process kept from earlier calls.")] = False,
+    keep_pod: Annotated[
+        str | None, typer.Option(help="Keep the pod so long for the next call.", metavar="DURATION")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Rent without asking.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
     json: Json = False,
 ) -> int:
     """Train on TRACE: ceil(n / G) optimizer steps more, from where the last call ended."""
     from stepctl.calls.request import STDIN, TrainRequest, read_source, read_sources
     from stepctl.calls.train import train as call
+    from stepctl.cli.agreeing import agree, seconds_of
     from stepctl.cli.display import new_display
     from stepctl.cli.plan import show_plan
     from stepctl.cli.results import finish
@@ -93,6 +99,7 @@ def train(
         display,
     )
     catch_interrupts(world.interrupts)
+    world.agree = partial(agree, output, display, yes=yes)
     _check(fresh, go_on, held_out, key)
     try:
         paths, sources = read_sources(traces, sys.stdin.buffer)
@@ -107,6 +114,7 @@ def train(
             expect_step=expect_step,
             detach=detach,
             no_wait=no_wait,
+            keep_pod_sec=None if keep_pod is None else seconds_of(keep_pod),
         )
         if dry_run:
             return show_plan(output, world, request)

@@ -20,7 +20,7 @@ POD_VERSION = 1
 OPEN = ("intended", "unresolved", "made", "ready", "working", "ending", "kept")
 """States of an attempt that may cost money, or come to."""
 
-STATES = (*OPEN, "refused", "gone")
+STATES = (*OPEN, "refused", "handed", "gone")
 
 
 class Attempt(Struct, kw_only=True):
@@ -29,7 +29,8 @@ class Attempt(Struct, kw_only=True):
     ``state`` goes from ``intended`` (written before the create) to ``refused`` (a definite no: nothing was made),
     ``unresolved`` (the answer was lost, and the lists do not tell yet) or ``made`` (``pod`` is its id); then ``ready``
     (SSH let us in), ``working`` (the job was started), ``ending`` (its end was asked for), ``kept`` (left for the next
-    call, until ``kept_until``), and ``gone`` (confirmed by the provider).
+    call, until ``kept_until``), ``handed`` (that call has it in its own record), and ``gone`` (confirmed by the
+    provider).
 
     ``ended_by`` is who ended it: ``client``, ``pod`` (its own watchdog), ``provider`` (it vanished), ``reaper``;
     ``reason`` says why. ``spent_usd`` is price x time until ``gone_at``, as counted here.

@@ -36,6 +36,7 @@ class RunRecord(Struct, kw_only=True):
     ``parent`` is what its first checkpoint extends. ``client`` is the process that made the record, ``job`` the one
     that trains. ``settings`` are the effective ones (model, lora, train), ``target_options`` those of the target.
     ``staged`` says that its checkpoints stay on the machine until this side fetches and commits them.
+    ``forecast`` is what the plan said of a pod.
     ``counts`` has the rows of each label (KTO). ``report`` is what ``--json`` printed when it ended.
     """
 
@@ -63,6 +64,7 @@ class RunRecord(Struct, kw_only=True):
     job: ProcessId | None = None
     finished_at: str | None = None
     warnings: list[dict[str, Any]] = field(default_factory=list)
+    forecast: dict[str, Any] = field(default_factory=dict)
     expect_step: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
     error: dict[str, Any] | None = None

@@ -1,0 +1,254 @@
+"""What is rented, and ending it: the commands of ``stepctl pod``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from stepctl.base.errors import StepctlError, UsageError
+from stepctl.calls.reporting import exit_code as exit_of
+from stepctl.calls.away import with_pods
+from stepctl.calls.spending import open_api
+from stepctl.calls.world import World
+from stepctl.config.model import RunpodTarget
+from stepctl.runs.pods import PodFile
+from stepctl.runs.record import UNFINISHED, RunRecord
+from stepctl.runs.report import Report
+from stepctl.targets.runpod.api import Api
+from stepctl.targets.runpod.end import end_all
+from stepctl.targets.runpod.errors import PodAlive, RunpodError
+from stepctl.targets.runpod.logs import TAIL
+from stepctl.targets.runpod.pace import Pace
+from stepctl.targets.runpod.sweep import Rented, Sweep, end_rented, sweep
+
+
+@dataclass(frozen=True)
+class Account:
+    """The provider's account of one target."""
+
+    name: str
+    options: RunpodTarget
+    api: Api
+    pace: Pace
+
+
+@contextmanager
+def account(world: World, target: str | None) -> Iterator[Account]:
+    """The account of ``target``, else of the settings' target, else of the only one that rents pods.
+
+    Raises:
+        UsageError: there is none, several, or no key.
+    """
+    settings = world.loaded.settings
+    rented = {name: each for name, each in settings.targets.items() if isinstance(each, RunpodTarget)}
+    name = target or (settings.target if settings.target in rented else None)
+    if name is None and len(rented) > 1:
+        raise UsageError(f"several targets rent pods: {', '.join(rented)}", next="name one: --target NAME")
+    name = name or next(iter(rented), "runpod")
+    if target is not None and target not in rented:
+        raise UsageError(f"there is no target {target!r} of kind runpod", next="name one of stepctl.toml")
+    options = rented.get(name, RunpodTarget(max_hours=1))
+    api = open_api(options)
+    try:
+        yield Account(name, options, api, Pace(options.poll_seconds, sleep=world.wait))
+    finally:
+        api.close()
+
+
+def state_of(world: World, rented: Rented) -> str:
+    """One word for what a pod is to us."""
+    if rented.stray:
+        return "stray"
+    if rented.attempt is None or rented.attempt.state in ("kept", "ending"):
+        return rented.attempt.state if rented.attempt else "unresolved"
+    try:
+        record = world.store.load(rented.run)
+    except StepctlError:
+        return "stray"
+    return rented.attempt.state if record.state in UNFINISHED else "left"
+
+
+def look(world: World, account: Account) -> Sweep:
+    """All pods of the account that are ours; records of pods that have ended meanwhile are brought up to date.
+
+    Raises:
+        RunpodError: the provider cannot be asked.
+    """
+    found = sweep(account.api, world.store, account.pace)
+    living = {each.pod.id for each in found.pods}
+    for name in world.store.names():
+        _close_kept(world, account, name, living)
+    return found
+
+
+def _close_kept(world: World, account: Account, run: str, living: set[str]) -> None:
+    """A kept pod that nobody took has ended itself: its record gets its receipt."""
+    file = PodFile(world.store.folder(run))
+    try:
+        kept = [each for each in file.load().open if each.state == "kept"] if file.exists() else []
+        if kept and not any(each.pod in living for each in kept):
+            end_all(account.api, file, account.pace, "client", "nobody took it in its time", already="pod")
+    except StepctlError:
+        return
+
+
+def rows(world: World, found: Sweep) -> list[dict[str, Any]]:
+    """For ``--json`` and the table."""
+    return [
+        {
+            "pod": each.pod.id,
+            "name": each.pod.name,
+            "run": each.run,
+            "state": state_of(world, each),
+            "status": each.pod.status,
+            "gpu": f"{each.pod.gpu.count} x {each.pod.gpu.id}" if each.pod.gpu else None,
+            "age_sec": each.age,
+            "price_per_hour": each.price,
+            "spent_usd": each.spent_usd,
+            "ends_at": each.deadline.isoformat() if each.deadline else None,
+            "past_deadline": each.past_deadline,
+            "stray": each.stray,
+            "kept_until": each.attempt.kept_until if each.attempt else None,
+        }
+        for each in found.pods
+    ]
+
+
+def remove(world: World, account: Account, word: str) -> dict[str, Any]:
+    """End the pods of a run, or one pod by its id or name, and wait until that is confirmed.
+
+    Returns:
+        The receipts that are known here.
+
+    Raises:
+        PodAlive: it is not confirmed.
+        UsageError: nothing of that name.
+    """
+    found = sweep(account.api, world.store, account.pace, secrets=False)
+    chosen = [each for each in found.pods if word in (each.pod.id, each.pod.name)]
+    if chosen:
+        return _end_each(world, account, chosen, "client", "stepctl pod rm")
+    run = _run_of(world, found, word)
+    file = PodFile(world.store.folder(run))
+    if file.exists():
+        record = end_all(account.api, file, account.pace, "client", "stepctl pod rm")
+        _note(world, run)
+        return {"ended": [msgspec.to_builtins(each) for each in record.attempts if each.pod is not None]}
+    return _end_each(world, account, [each for each in found.pods if each.run == run], "client", "stepctl pod rm")
+
+
+def _run_of(world: World, found: Sweep, word: str) -> str:
+    """A run of the store, or one that only its pods tell of."""
+    away = sorted({each.run for each in found.pods if each.run.startswith(word)})
+    try:
+        return world.store.find(word)
+    except UsageError:
+        if len(away) == 1:
+            return away[0]
+        raise UsageError(
+            f"neither a run nor a pod of ours is called {word!r}", next="stepctl pod ls", code="no_such_pod"
+        ) from None
+
+
+def _end_each(world: World, account: Account, chosen: list[Rented], by: str, why: str) -> dict[str, Any]:
+    ended: list[dict[str, Any]] = []
+    alive: PodAlive | None = None
+    for each in chosen:
+        try:
+            attempt = end_rented(account.api, world.store, each, account.pace, by, why)
+        except PodAlive as error:
+            alive = error
+            continue
+        receipt = {"pod": each.pod.id, "name": each.pod.name, "state": "gone", "spent_usd": each.spent_usd}
+        ended.append(msgspec.to_builtins(attempt) if attempt else receipt)
+        _note(world, each.run)
+    if alive is not None:
+        raise alive
+    return {"ended": ended}
+
+
+def _note(world: World, run: str) -> None:
+    """The report of a run that has ended says what its pods are now."""
+
+    def change(record: RunRecord) -> None:
+        if record.report is not None:
+            report = with_pods(msgspec.convert(record.report, Report), world.store, run)
+            report.exit_code = exit_of(report)
+            data: dict[str, Any] = msgspec.to_builtins(report)
+            record.report = data
+
+    if run in world.store.names():
+        world.store.update(run, change)
+
+
+def reap(world: World, account: Account, *, dry_run: bool) -> dict[str, Any]:
+    """End pods of ours, of whatever machine, that are past their own deadline; delete leftover secrets.
+
+    Raises:
+        PodAlive: one could not be ended for certain; the others were tried.
+    """
+    found = sweep(account.api, world.store, account.pace)
+    late = [each for each in found.pods if each.past_deadline]
+    secrets = [secret.name for secret in found.secrets]
+    left = [each for each in rows(world, found) if not each["past_deadline"]]
+    if dry_run:
+        return {"ended": [], "would_end": [each.pod.id for each in late], "secrets": secrets, "left": left}
+    for name in secrets:
+        try:
+            account.api.delete_secret(name)
+        except RunpodError as error:
+            world.listener.notice(f"warning: {error.message}")
+    done = _end_each(world, account, late, "reaper", "it was past its deadline")
+    return {**done, "would_end": [], "secrets": secrets, "left": left}
+
+
+def log_lines(world: World, account: Account, word: str, tail: int) -> list[str]:
+    """The container's log of a run's newest pod, or of one pod: live, else as it was captured.
+
+    Raises:
+        UsageError: nothing of that name.
+    """
+    file = None
+    pod = word
+    try:
+        file = PodFile(world.store.folder(world.store.find(word)))
+        current = file.load().current if file.exists() else None
+        pod = (current.pod or "") if current else ""
+    except UsageError:
+        pass
+    lines: list[str] = []
+    if pod:
+        try:
+            lines = [line.line for line in account.api.logs(pod, "container", min(tail, TAIL), seconds=10.0)]
+        except RunpodError as error:
+            if file is None:
+                raise
+            world.listener.notice(f"not live: {error.message}")
+    if not lines and file is not None and file.log.exists():
+        lines = file.log.read_text(errors="replace").splitlines()[-tail:]
+    return lines
+
+
+def ssh_command(world: World, run: str) -> list[str]:
+    """The words of an ssh command that opens a shell on a run's pod, with its key and its pinned host key.
+
+    Raises:
+        UsageError: the run has no living pod, or its key is not here.
+    """
+    name = world.store.find(run)
+    file = PodFile(world.store.folder(name))
+    attempt = file.load().current if file.exists() else None
+    if attempt is None or attempt.ssh_host is None or not file.client_key.exists():
+        raise UsageError(f"run {name} has no pod that can be reached", next="stepctl pod ls", code="no_such_pod")
+    options = (
+        f"UserKnownHostsFile={file.known_hosts}",
+        "StrictHostKeyChecking=yes",
+        "IdentitiesOnly=yes",
+        "GlobalKnownHostsFile=/dev/null",
+    )
+    words = ["ssh", "-i", str(file.client_key), "-p", str(attempt.ssh_port)]
+    return [*words, *(part for option in options for part in ("-o", option)), f"root@{attempt.ssh_host}"]

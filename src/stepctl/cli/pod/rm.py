@@ -1,0 +1,32 @@
+"""``stepctl pod rm``: end a pod, confirmed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stepctl.cli.options import Json, PodTarget
+from stepctl.cli.output import Output
+
+
+def rm(
+    name: Annotated[str, typer.Argument(help="Run (id, prefix, last), or a pod's id or name.", metavar="RUN|POD")],
+    target: PodTarget = None,
+    json: Json = False,
+) -> int:
+    """End the pods of a run, or one pod, and wait until the provider confirms it (exit 8 when it does not). A job that
+    runs there is lost: stepctl train stop RUN saves it first."""
+    from stepctl.calls.pods import account, remove
+    from stepctl.cli.session import open_world
+
+    output = Output(json)
+    world = open_world(output, {})
+    with account(world, target) as rented:
+        done = remove(world, rented, name)
+    lines = [
+        f"gone: pod {each['pod']}" + (f", ${each['spent_usd']:.2f} in all" if each["spent_usd"] is not None else "")
+        for each in done["ended"]
+    ]
+    output.result(done, lines or ["that run has no pod"])
+    return 0

@@ -1,0 +1,58 @@
+"""Keeping what a pod's container says: it is gone with the pod."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from stepctl.base.files import write_atomic
+from stepctl.runs.pods import PodFile
+from stepctl.targets.runpod.api import Api
+from stepctl.targets.runpod.errors import RunpodError
+
+TAIL = 5000
+CAPTURE_SECONDS = 15.0
+EVERY_SECONDS = 120.0
+
+
+def capture(api: Api, file: PodFile, pod: str, *, seconds: float = CAPTURE_SECONDS) -> int:
+    """Write the newest lines of a pod's log beside its record, in the place of older ones of the same pod.
+
+    Returns:
+        How many lines there are; 0 when the log cannot be read, which is no reason to fail.
+    """
+    lines = []
+    try:
+        for line in api.logs(pod, "container", TAIL, seconds=seconds):
+            lines.append(f"{line.ts or ''} {line.line}".strip())  # noqa: PERF401 - what came before a failure is kept
+    except RunpodError:
+        pass
+    if lines:
+        text = "\n".join((f"# pod {pod}", *lines)) + "\n"
+        write_atomic(file.log, text.encode(errors="replace"), mode=0o600)
+    return len(lines)
+
+
+class Capture:
+    """Captures the log now and then, from a thread with an API of its own."""
+
+    def __init__(self, open_api: Callable[[], Api], file: PodFile, pod: str) -> None:
+        self._open, self._file, self._pod = open_api, file, pod
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="container log", daemon=True)
+
+    def start(self) -> None:
+        """Capture from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Capture no more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        api = self._open()
+        try:
+            while not self._over.wait(EVERY_SECONDS):
+                capture(api, self._file, self._pod)
+        finally:
+            api.close()

@@ -1,0 +1,263 @@
+"""A job on a rented pod: an SSH machine that is got before the job, watched while it runs, and ended after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stepctl.base.errors import StepctlError
+from stepctl.base.names import iso, utc_now
+from stepctl.jobs.directory import JobDir, Payload
+from stepctl.jobs.spec import JobSpec
+from stepctl.runs.pods import Attempt, PodFile, PodRecord
+from stepctl.runs.record import ProcessId, RunRecord
+from stepctl.targets.base import Freight, GivenUp, MachineGone, Teller
+from stepctl.targets.runpod import kept
+from stepctl.targets.runpod.api import Api
+from stepctl.targets.runpod.apikey import api_key, api_url
+from stepctl.targets.runpod.attempts import change
+from stepctl.targets.runpod.command import LEASE, MARK, pod_args, pod_env
+from stepctl.targets.runpod.create import make_pod
+from stepctl.targets.runpod.end import end_all
+from stepctl.targets.runpod.errors import RunpodError
+from stepctl.targets.runpod.keys import close_secret, prepare_keys
+from stepctl.targets.runpod.login import Login
+from stepctl.targets.runpod.logs import Capture, capture
+from stepctl.targets.runpod.pace import Pace
+from stepctl.targets.runpod.ready import wait_ready
+from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, max_seconds, wants_of
+from stepctl.targets.ssh.machine import SshMachine, Where
+
+LOOK_POLLS = 6
+"""Polls between two looks at a pod whose job answers: its own watchdog guards it meanwhile."""
+
+_MISSES = 3
+_SLICE = 0.25
+
+
+class PodMachine:
+    """See :class:`stepctl.targets.base.Machine`."""
+
+    def __init__(self, options: Mapping[str, Any], job: JobDir, record: RunRecord, tell: Teller) -> None:
+        self._options, self._job, self._record, self._tell = options, job, record, tell
+        self._file = PodFile(job.path)
+        self._pace = Pace(float(options["poll_seconds"]), sleep=self._sleep)
+        self._getting = False
+        self._gone = ""
+        self._misses, self._next_look = 0, 0.0
+        self._capture: Capture | None = None
+
+    # --- what it is made of -------------------------------------------------------------------------------------------
+
+    def _open_api(self) -> Api:
+        url = api_url(self._options.get("api_url"), os.environ)
+        return Api(url, api_key(self._options.get("api_key_command"), os.environ))
+
+    @cached_property
+    def _api(self) -> Api:
+        return self._open_api()
+
+    @cached_property
+    def _login(self) -> Login:
+        return Login(self._api, self._file, self._tell)
+
+    @cached_property
+    def _ssh(self) -> SshMachine:
+        volume = self._options.get("network_volume_id")
+        home = f"{VOLUME_PATH}/stepctl" if volume else "/root/.stepctl"
+        env = {str(name): str(value) for name, value in self._options.get("env", {}).items()}
+        if volume:
+            env = {"HF_HOME": f"{VOLUME_PATH}/stepctl/hf", **env}
+        return SshMachine(
+            job=self._job,
+            run=self._record.run,
+            endpoint_of=self._login.endpoint,
+            where=Where(workdir=home, python=self._options["python"], venv=self._options.get("venv"), env=env),
+            staged=self._record.staged,
+            tell=self._tell,
+            process=self._record.job,
+            lease=LEASE,
+            mark=MARK,
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait, and give up when a cancel comes from elsewhere while the pod is being got."""
+        end = time.monotonic() + seconds
+        while True:
+            if self._getting and self._job.requested() is not None:
+                raise GivenUp("the run was cancelled before its job existed", safe="nothing was trained")
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(_SLICE, left))
+
+    # --- getting it ---------------------------------------------------------------------------------------------------
+
+    @property
+    def staged(self) -> bool:
+        return self._record.staged
+
+    def prepare(self, freight: Freight) -> None:
+        """Rent, wait until it lets us in, install, bring the freight; every word to the pod renews its lease."""
+        self._getting = True
+        if not self._file.exists():
+            run, target, forecast = self._record.run, self._record.target, self._record.forecast
+            self._file.save(PodRecord(run=run, target=target, forecast=forecast))
+        attempt = kept.claim(self._file, self._options, self._api, self._tell) or self._make()
+        grace = 60 * float(self._options["boot_grace_minutes"])
+        attempt = wait_ready(self._api, self._file, attempt, self._login.probe, self._pace, self._tell, grace=grace)
+        close_secret(self._api, self._file)
+        self._tighten(attempt)
+        self._ssh.prepare(freight)
+        self._getting = False
+
+    def _wants(self, env: Mapping[str, str]) -> Wants:
+        need = float(self._options.get("need_gb") or 0.0)
+        return wants_of(self._options, run=self._record.run, need_gb=need, args=pod_args(), env=env)
+
+    def _make(self) -> Attempt:
+        keys = prepare_keys(self._api, self._file)
+        wants = self._wants(pod_env(self._options, self._api.url, keys, self._record.run))
+        return make_pod(self._api, self._file, wants, self._pace, self._tell)
+
+    def _tighten(self, attempt: Attempt) -> None:
+        """The real price may leave less time than the listed one, from which the pod's own limit was made."""
+        seconds = max_seconds(self._wants({}), attempt.price or attempt.listed_price)
+        self._login.run(f"printf 'MAX_SECONDS={seconds}\\n' > {kept.LIMITS}.new && mv {kept.LIMITS}.new {kept.LIMITS}")
+
+    # --- the job ------------------------------------------------------------------------------------------------------
+
+    def start(self, spec: JobSpec) -> ProcessId:
+        process = self._ssh.start(spec)
+        self._change(state="working", working_at=iso(utc_now()))
+        return process
+
+    def find(self) -> ProcessId | None:
+        return self._ssh.find()
+
+    def send(self, payload: Payload) -> None:
+        self._ssh.send(payload)
+
+    def sync(self) -> None:
+        """Bring what is new; a pod that is gone is noticed, and an API that cannot be asked is passed over."""
+        if self._gone:
+            return
+        if self._capture is None and (attempt := self._attempt()) is not None and attempt.pod is not None:
+            self._capture = Capture(self._open_api, self._file, attempt.pod)
+            self._capture.start()
+        self._ssh.sync()
+        now = self._pace.now()
+        if now < self._next_look:
+            return
+        polls = 1 if self._ssh.lost or self._misses else LOOK_POLLS
+        self._next_look = now + polls * self._pace.poll_seconds
+        with contextlib.suppress(RunpodError):
+            self._look()
+
+    def _look(self) -> None:
+        """Whether the pod is there: only three answers in a row that do not know it say that it is not."""
+        attempt = self._attempt()
+        if attempt is None or attempt.pod is None:
+            self._gone = "there is no pod of this run"
+            return
+        pod = self._api.pod(attempt.pod)
+        if pod is None or pod.ended:
+            self._misses += 1
+            if self._misses >= _MISSES:
+                self._gone = f"pod {attempt.pod} is gone"
+        elif not pod.live:
+            self._gone = f"pod {attempt.pod} is {pod.status}: its container does not run any more"
+        else:
+            self._misses = 0
+
+    def alive(self) -> bool:
+        return not self._gone and self._ssh.alive()
+
+    def death(self) -> str:
+        return self._gone or self._ssh.death()
+
+    def request(self, what: str) -> None:
+        self._ssh.request(what)
+
+    def signal(self, name: str) -> None:
+        self._ssh.signal(name)
+
+    def retrieve(self, lineage: str, known: Sequence[str]) -> list[Path]:
+        try:
+            if not self._gone:
+                return self._ssh.retrieve(lineage, known)
+        except StepctlError:
+            for _ in range(_MISSES):
+                self._look()
+                if self._misses == 0 or self._gone:
+                    break
+                self._pace.poll()
+            if not self._gone:
+                raise
+        raise MachineGone(self._gone, safe="what was fetched and committed before")
+
+    # --- letting it go ------------------------------------------------------------------------------------------------
+
+    def release(self, *, keep: bool = False) -> None:
+        """End every pod of the run, and wait until the provider confirms it; or keep the one that worked.
+
+        Raises:
+            PodAlive: that could not be confirmed.
+        """
+        self._getting = False
+        self._stop_capture()
+        if not self._file.exists():
+            return
+        attempt = self._attempt()
+        if attempt is not None and attempt.state == "kept":
+            return
+        keep_sec = self._options.get("keep_sec")
+        if keep and keep_sec and attempt is not None and not self._gone:
+            with contextlib.suppress(StepctlError):
+                self._ssh.release()
+                kept.keep(self._login, self._file, attempt, float(keep_sec), self._tell)
+                return
+        self._take_leave()
+        end_all(self._api, self._file, self._pace, "client", "its work is done", already=self._already())
+
+    def _take_leave(self) -> None:
+        """What is worth doing before the end, as far as the pod still answers."""
+        attempt = self._attempt()
+        if attempt is None or attempt.pod is None or attempt.state == "gone" or self._gone:
+            return
+        capture(self._api, self._file, attempt.pod)
+        if self._options.get("network_volume_id"):
+            # The volume outlives the pod.
+            with contextlib.suppress(StepctlError):
+                self._ssh.release()
+
+    def _already(self) -> str:
+        """Who ended a pod that is gone before we asked: its own watchdog, where that had a reason."""
+        watchdog = self._job.reason.exists() or self._job.exit_code.exists() or self._record.job is None
+        return "pod" if watchdog else "provider"
+
+    def close(self) -> None:
+        self._stop_capture()
+        self._ssh.close()
+        if "_login" in self.__dict__:
+            self._login.close()
+        if "_api" in self.__dict__:
+            self._api.close()
+
+    def _stop_capture(self) -> None:
+        if self._capture is not None:
+            self._capture.stop()
+            self._capture = None
+
+    def _attempt(self) -> Attempt | None:
+        return self._file.load().current if self._file.exists() else None
+
+    def _change(self, **fields: Any) -> None:
+        attempt = self._attempt()
+        if attempt is not None:
+            change(self._file, attempt, **fields)
