@@ -13,7 +13,7 @@ from stepctl.targets.runpod.errors import BadKey, Blocked, PodAlive, RunpodError
 from stepctl.targets.runpod.keys import forget_keys
 from stepctl.targets.runpod.look import look
 from stepctl.targets.runpod.pace import Pace
-from stepctl.targets.runpod.records import moment
+from stepctl.targets.runpod.records import Pod, moment
 
 END_SECONDS = 120.0
 MISSES = 3
@@ -69,6 +69,34 @@ def end_pod(
         gone_at=iso(gone),
         spent_usd=spent(attempt, gone),
         **({} if watch.was_there or asked_before else {"ended_by": already}),
+    )
+
+
+def end_unrecorded(api: Api, run: str, pod: Pod, pace: Pace, *, limit: float = END_SECONDS) -> None:
+    """End a pod of which no record is here, and wait until that is confirmed.
+
+    Raises:
+        PodAlive: that it is gone could not be confirmed.
+    """
+    deadline = pace.deadline(max(limit, 8 * pace.poll_seconds))
+    watch = _Watch(api, pod.id)
+    while not watch.gone():
+        if deadline.over or watch.denials >= MOST_DENIALS:
+            raise pod_alive(run, [_unrecorded(pod)], watch.trouble)
+        pace.poll()
+
+
+def _unrecorded(pod: Pod) -> Attempt:
+    return Attempt(
+        name=pod.name,
+        state="ending",
+        asked_at=pod.created_at or "",
+        gpu_type=pod.gpu.id if pod.gpu else None,
+        gpu_count=pod.gpu.count if pod.gpu else 1,
+        listed_price=None,
+        cloud=pod.cloud or "",
+        pod=pod.id,
+        price=pod.price,
     )
 
 

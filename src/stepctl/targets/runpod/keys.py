@@ -22,7 +22,7 @@ from stepctl.targets.runpod.errors import BadKey, Rejected, RunpodError
 
 KEY_LINE = "stepctl-host-key:"
 _TYPE = "ssh-ed25519"
-_SECRET = "stepctl_"  # noqa: S105
+SECRET_PREFIX = "stepctl_"  # noqa: S105
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PodKeys:
 
 def secret_name(run: str) -> str:
     """The name of a run's secret."""
-    return _SECRET + re.sub(r"[^A-Za-z0-9]", "_", run)
+    return SECRET_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", run)
 
 
 def prepare_keys(api: Api, file: PodFile) -> PodKeys:
