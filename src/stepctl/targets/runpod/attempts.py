@@ -1,0 +1,125 @@
+"""Changes of ``pod.json``: written before the act that they tell of, or as soon as its outcome is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from stepctl.base.names import iso
+from stepctl.runs.pods import Attempt, PodFile, PodRecord
+from stepctl.targets.runpod.pace import Pace
+from stepctl.targets.runpod.records import Pod, moment
+from stepctl.targets.runpod.wants import run_of
+
+ABSENT_AFTER = timedelta(minutes=15)
+"""The rule of an unresolved create: it made nothing when its name was in no list that was read, the last one of them at
+least this long after it was sent. A pod that still came later would end itself: no client renews its lease."""
+
+WAITING = ("intended", "unresolved")
+"""States of an attempt whose pod, if there is one, is not known yet."""
+
+
+def change(file: PodFile, attempt: Attempt, **fields: Any) -> Attempt:
+    """Change one attempt, found by its name and pod, and write the file; the changed attempt."""
+    record = file.load()
+    index = _index(record, attempt)
+    for name, value in fields.items():
+        setattr(record.attempts[index], name, value)
+    file.save(record)
+    return record.attempts[index]
+
+
+def _index(record: PodRecord, attempt: Attempt) -> int:
+    for index, each in enumerate(record.attempts):
+        if (each.name, each.pod) == (attempt.name, attempt.pod):
+            return index
+    raise AssertionError(f"{attempt.name} is not in the record")
+
+
+def made_of(pod: Pod) -> dict[str, Any]:
+    """What a pod's record says once the pod is known."""
+    return {
+        "state": "made",
+        "pod": pod.id,
+        "price": pod.price,
+        "created_at": pod.created_at,
+        "data_center": pod.data_center_id,
+    } | ({"gpu_type": pod.gpu.id, "gpu_count": pod.gpu.count} if pod.gpu else {})
+
+
+def is_ours(pod: Pod, run: str) -> bool:
+    """Whether a pod belongs to the run: its name says so, and its environment does not say otherwise."""
+    named = run_of(pod.name)
+    marked = (pod.env or {}).get("STEPCTL_RUN")
+    return named is not None and named[0] == run and marked in (None, "", run)
+
+
+def of_run(pods: Iterable[Pod], run: str) -> list[Pod]:
+    """The run's pods that are still there, the oldest first."""
+    found = [pod for pod in pods if is_ours(pod, run) and not pod.ended]
+    return sorted(found, key=lambda pod: (pod.created_at or "~", pod.id))
+
+
+def settle_absent(file: PodFile, attempt: Attempt, pace: Pace) -> Attempt:
+    """Record that no list shows an attempt's pod: unresolved, or, when that is long enough, that none was made."""
+    asked = moment(attempt.asked_at)
+    if asked is not None and pace.utc() - asked >= ABSENT_AFTER:
+        return change(file, attempt, state="refused", refusal="no pod of that name ever appeared", spent_usd=0.0)
+    return change(file, attempt, state="unresolved")
+
+
+def stamp(pace: Pace) -> str:
+    """Now, for a record."""
+    return iso(pace.utc())
+
+
+def claim(file: PodFile, pods: Iterable[Pod], pace: Pace, *, ending: tuple[str, str] | None = None) -> PodRecord:
+    """Enter the run's pods that the record does not know yet: nothing that was seen is ever forgotten.
+
+    An open attempt without a pod gets the first living pod of its name. Whatever else there is was made twice, or came
+    late: it is entered before the attempts that it belongs to, as one to be ended.
+
+    Args:
+        file: the record.
+        pods: of :func:`of_run`.
+        pace: for the time.
+        ending: who ends **all** that is new, and why; None when one may be kept.
+    """
+    record = file.load()
+    known = {attempt.pod for attempt in record.attempts}
+    new = sorted((pod for pod in pods if pod.id not in known), key=lambda pod: not pod.live)
+    for pod in new:
+        same = [attempt for attempt in record.attempts if attempt.name == pod.name]
+        waiting = next((each for each in same if each.pod is None and each.state in WAITING), None)
+        to_end = ending or (None if waiting and pod.live else ("client", "it was made twice"))
+        if waiting is None:
+            waiting = _like(same, pod, pace)
+            record.attempts.insert(record.attempts.index(same[0]) if same else 0, waiting)
+        _enter(waiting, pod, to_end, stamp(pace))
+    if new:
+        file.save(record)
+    return record
+
+
+def _enter(attempt: Attempt, pod: Pod, to_end: tuple[str, str] | None, when: str) -> None:
+    changes = made_of(pod)
+    if to_end is not None:
+        by, reason = to_end
+        changes |= {"state": "ending", "ended_by": by, "reason": reason, "ending_at": when}
+    for name, value in changes.items():
+        setattr(attempt, name, value)
+
+
+def _like(same: list[Attempt], pod: Pod, pace: Pace) -> Attempt:
+    """A new record for a pod of which there is none, or whose record tells of another pod."""
+    like = same[0] if same else None
+    return Attempt(
+        name=pod.name,
+        state="ending",
+        asked_at=like.asked_at if like else pod.created_at or stamp(pace),
+        gpu_type=like.gpu_type if like else None,
+        gpu_count=like.gpu_count if like else 1,
+        listed_price=like.listed_price if like else None,
+        cloud=pod.cloud or (like.cloud if like else "SECURE"),
+    )

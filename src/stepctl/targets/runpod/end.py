@@ -1,0 +1,245 @@
+"""Ending pods, until the provider confirms that they are gone: the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from stepctl.base.names import iso
+from stepctl.runs.pods import Attempt, PodFile, PodRecord
+from stepctl.targets.runpod.api import Api
+from stepctl.targets.runpod.attempts import WAITING, change, claim, settle_absent, stamp
+from stepctl.targets.runpod.errors import BadKey, Blocked, PodAlive, RunpodError
+from stepctl.targets.runpod.keys import forget_keys
+from stepctl.targets.runpod.look import look
+from stepctl.targets.runpod.pace import Pace
+from stepctl.targets.runpod.records import Pod, moment
+
+END_SECONDS = 120.0
+MISSES = 3
+"""Answers in a row, a poll apart, that do not know a pod before it counts as gone; nor may the list show it."""
+
+MOST_DENIALS = 3
+
+
+def end_pod(
+    api: Api,
+    file: PodFile,
+    attempt: Attempt,
+    pace: Pace,
+    by: str,
+    reason: str,
+    *,
+    limit: float = END_SECONDS,
+    already: str = "provider",
+) -> Attempt:
+    """End one pod and wait until that is confirmed. Repeating it does no harm.
+
+    Args:
+        api: the account.
+        file: the run's record; written before the first request.
+        attempt: with ``pod``.
+        pace: of the questions.
+        by: who ends it: ``client``, ``reaper``; who asked for its end before stays recorded.
+        reason: why.
+        limit: seconds; at least long enough for eight polls.
+        already: who ended it where it turns out to be gone before anybody asked.
+
+    Raises:
+        PodAlive: that it is gone could not be confirmed.
+    """
+    pod = attempt.pod
+    assert pod is not None
+    if attempt.state == "gone":
+        return attempt
+    asked_before = attempt.state == "ending"
+    if not asked_before:
+        attempt = change(file, attempt, state="ending", ending_at=stamp(pace), ended_by=by, reason=reason)
+    deadline = pace.deadline(max(limit, 8 * pace.poll_seconds))
+    watch = _Watch(api, pod)
+    while not watch.gone():
+        if deadline.over or watch.denials >= MOST_DENIALS:
+            raise pod_alive(file.load().run, [attempt], watch.trouble)
+        pace.poll()
+    gone = watch.missed_at or pace.utc()
+    return change(
+        file,
+        attempt,
+        state="gone",
+        gone_at=iso(gone),
+        spent_usd=spent(attempt, gone),
+        **({} if watch.was_there or asked_before else {"ended_by": already}),
+    )
+
+
+def end_unrecorded(api: Api, run: str, pod: Pod, pace: Pace, *, limit: float = END_SECONDS) -> None:
+    """End a pod of which no record is here, and wait until that is confirmed.
+
+    Raises:
+        PodAlive: that it is gone could not be confirmed.
+    """
+    deadline = pace.deadline(max(limit, 8 * pace.poll_seconds))
+    watch = _Watch(api, pod.id)
+    while not watch.gone():
+        if deadline.over or watch.denials >= MOST_DENIALS:
+            raise pod_alive(run, [_unrecorded(pod)], watch.trouble)
+        pace.poll()
+
+
+def _unrecorded(pod: Pod) -> Attempt:
+    return Attempt(
+        name=pod.name,
+        state="ending",
+        asked_at=pod.created_at or "",
+        gpu_type=pod.gpu.id if pod.gpu else None,
+        gpu_count=pod.gpu.count if pod.gpu else 1,
+        listed_price=None,
+        cloud=pod.cloud or "",
+        pod=pod.id,
+        price=pod.price,
+    )
+
+
+class _Watch:
+    """Asks for the end of one pod until it shows no more."""
+
+    def __init__(self, api: Api, pod: str) -> None:
+        self._api, self._pod = api, pod
+        self._asks = self._misses = self.denials = 0
+        self.was_there = False
+        self.missed_at: datetime | None = None
+        self.trouble = ""
+
+    def gone(self) -> bool:
+        """Ask once more; whether the end is confirmed."""
+        self.trouble = ""
+        try:
+            if self._misses == 0:
+                self._ask()
+            return self._look()
+        except (BadKey, Blocked) as error:
+            self.denials += 1
+            self.trouble = error.message
+        except RunpodError as error:
+            self.trouble = error.message
+        return False
+
+    def _ask(self) -> None:
+        """DELETE and the action ``terminate`` in turns: where one does not take, the other may."""
+        self._asks += 1
+        try:
+            if self._asks % 2:
+                self.was_there |= self._api.delete(self._pod)
+            else:
+                self.was_there |= self._api.action(self._pod, "terminate")
+        except (BadKey, Blocked):
+            raise
+        except RunpodError as error:
+            # It may have had its effect all the same.
+            self.was_there, self.trouble = True, error.message
+
+    def _look(self) -> bool:
+        pod = self._api.pod(self._pod)
+        if pod is not None and not pod.ended:
+            self._misses, self.missed_at, self.was_there = 0, None, True
+            self.trouble = self.trouble or f"the provider says it is {pod.status}"
+            return False
+        self._misses += 1
+        self.missed_at = self.missed_at or self._api.server_time()
+        if self._misses < MISSES:
+            return False
+        if all(each.ended for each in self._api.pods() if each.id == self._pod):
+            return True
+        self._misses, self.missed_at = 0, None
+        self.trouble = "the provider's list still shows it"
+        return False
+
+
+def spent(attempt: Attempt, until: datetime) -> float | None:
+    """What a pod cost until then, in USD: price x time since it was made; None where no price is known."""
+    price = attempt.price or attempt.listed_price
+    begun = moment(attempt.created_at) or moment(attempt.asked_at)
+    if price is None or begun is None:
+        return None
+    return round(price * max((until - begun).total_seconds(), 0.0) / 3600, 6)
+
+
+def end_all(
+    api: Api,
+    file: PodFile,
+    pace: Pace,
+    by: str,
+    reason: str,
+    *,
+    limit: float = END_SECONDS,
+    already: str = "provider",
+) -> PodRecord:
+    """End every pod of a run: those that are known, those of creates without an answer, and any other of its name.
+
+    A create that is unresolved and shows in no list stays ``unresolved`` until ``ABSENT_AFTER``; that is no error.
+
+    Raises:
+        PodAlive: for at least one of them the end could not be confirmed; all were tried.
+    """
+    record = file.load()
+    if not record.open:
+        forget_keys(api, file)
+        return record
+
+    def end_known() -> None:
+        for attempt in file.load().open:
+            if attempt.pod is None or attempt.pod in alive:
+                continue
+            try:
+                end_pod(api, file, attempt, pace, by, reason, limit=limit, already=already)
+            except PodAlive as error:
+                alive[attempt.pod] = attempt
+                troubles.append(str(error.details["trouble"]))
+
+    alive: dict[str, Attempt] = {}
+    troubles: list[str] = []
+    end_known()
+    trouble = _find(api, file, pace, by, reason)
+    end_known()
+    # Without a list nothing is known of the creates that had no answer.
+    unknown = [attempt for attempt in file.load().open if attempt.pod is None] if trouble else []
+    if alive or unknown:
+        raise pod_alive(record.run, [*alive.values(), *unknown], next(filter(None, [*troubles, trouble]), ""))
+    forget_keys(api, file)
+    return file.load()
+
+
+def _find(api: Api, file: PodFile, pace: Pace, by: str, reason: str) -> str:
+    """Bring what the account's list shows of the run into the record; what went wrong, empty when nothing did."""
+    record = file.load()
+    waiting = [attempt for attempt in record.open if attempt.state in WAITING]
+    try:
+        pods = look(api, record.run, [attempt.name for attempt in waiting], pace)
+    except RunpodError as error:
+        return error.message
+    record = claim(file, pods, pace, ending=(by, reason))
+    for attempt in [each for each in record.open if each.state in WAITING]:
+        settle_absent(file, attempt, pace)
+    return ""
+
+
+def pod_alive(run: str, attempts: Sequence[Attempt], trouble: str) -> PodAlive:
+    """The error that says which pods may still cost money, and what to type."""
+    names = ", ".join(attempt.pod or f"{attempt.name} (its create had no answer)" for attempt in attempts)
+    prices = [attempt.price or attempt.listed_price for attempt in attempts]
+    known = sum(price for price in prices if price is not None)
+    several = len(attempts) > 1
+    return PodAlive(
+        f"{'pods' if several else 'pod'} {names} may still be alive: the end is not confirmed"
+        + (f" ({trouble})" if trouble else ""),
+        cost=f"{'together ' if several else ''}${known:.2f} per hour" if known else "what the provider asks for it",
+        next=f"stepctl pod rm {run}",
+        details={
+            "run": run,
+            "pods": [
+                {"pod": attempt.pod, "name": attempt.name, "usd_per_hour": price}
+                for attempt, price in zip(attempts, prices, strict=True)
+            ],
+            "trouble": trouble,
+        },
+    )
