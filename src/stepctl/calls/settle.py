@@ -44,7 +44,8 @@ from stepctl.targets.open import open_machine
 
 def machine_of(store: RunStore, record: RunRecord) -> Machine:
     """A connection to the run's job, from what the record holds: today's settings do not matter."""
-    return open_machine("local", record.target_options, store.job_dir(record.run), record.job)
+    kind = str(record.target_options.get("kind", "local"))
+    return open_machine(kind, record.target_options, store.job_dir(record.run), record.run, record.job)
 
 
 def running(store: RunStore, record: RunRecord) -> bool:
