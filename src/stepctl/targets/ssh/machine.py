@@ -79,6 +79,7 @@ class SshMachine:
         self._next_poll = self._renewed = 0.0
         self._signals: list[str] = []
         self._launch: Stream | None = None
+        self._python = ""
 
     @property
     def staged(self) -> bool:
@@ -143,7 +144,7 @@ class SshMachine:
         place = prepare(connection, self._where, self._run, self._tell.notice, self._lease)
         agent = attach(connection, place.root, self._run)
         self._link.put(Opened(connection, agent))
-        self._asked = None
+        self._asked, self._python = None, place.python
         told = self._ask("find")
         if told.job is not None and told.job.alive:
             return  # it found its freight when it was started
@@ -217,8 +218,8 @@ class SshMachine:
 
     def _launched(self, connection: Connection, agent: Agent, spec: str) -> Launched:
         stream = Stream(connection, f"exec sh {command([f'{agent.job}/agent'])} launch")
-        # The agent's own Python trains: it is that of the environment.
-        stream.write(line(Launch(job=agent.job, spec=spec, env=self._where.env, mark=self._mark)))
+        launch = Launch(job=agent.job, spec=spec, python=self._python, env=self._where.env, mark=self._mark)
+        stream.write(line(launch))
         try:
             launched = msgspec.json.decode(stream.line(self._pace.launch), type=Launched)
         except Ended:
