@@ -53,6 +53,26 @@ class JobDir:
         """Checkpoints that are saved but not committed yet."""
         return self.path / "out"
 
+    @property
+    def process(self) -> Path:
+        """On a remote machine: the trainer's process, and which start it belongs to."""
+        return self.path / "process.json"
+
+    @property
+    def bucket(self) -> Path:
+        """On a remote machine: the bucket that the job commits to, when it may not write to the real one."""
+        return self.path / "bucket"
+
+    @property
+    def init(self) -> Path:
+        """The adapter that a new lineage starts from."""
+        return self.path / "init"
+
+    @property
+    def reason(self) -> Path:
+        """One word: why something other than a person asked for the end."""
+        return self.control / "reason"
+
     def clear(self) -> None:
         """Remove what an attempt left that never got its examples; a request made from now on is for the next one."""
         asked = (self.control / "stop", self.control / "cancel", self.reason)

@@ -12,9 +12,18 @@ from stepctl.targets.local import LocalMachine
 
 
 def open_machine(options: Mapping[str, Any], job: JobDir, record: RunRecord, tell: Teller) -> Machine:
-    """The machine of a run whose directory here is ``job``.
+    """The machine of a run whose directory here is ``job``; nothing is connected yet.
 
     ``options`` are the target's settings, as recorded with the run, so that attaching needs no settings of today.
     """
-    assert options["kind"] == "local", options["kind"]
-    return LocalMachine(job, options.get("python"), record.job)
+    match options["kind"]:
+        case "ssh":
+            from stepctl.targets.ssh.open import open_ssh
+
+            return open_ssh(options, job, record.run, record.job, tell, record.staged)
+        case "runpod":
+            from stepctl.targets.runpod.machine import PodMachine
+
+            return PodMachine(options, job, record, tell)
+        case _:
+            return LocalMachine(job, options.get("python"), record.job)

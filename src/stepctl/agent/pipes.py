@@ -1,0 +1,59 @@
+"""stdin and stdout as a client uses them: raw, whole, and with an end when nobody speaks any more."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+_BLOCK = 1 << 20
+
+
+class Silence(Exception):
+    """The other side said nothing for too long."""
+
+
+class Input:
+    """stdin: a line, then bytes."""
+
+    def __init__(self, fd: int = 0, idle_sec: float | None = None) -> None:
+        self._fd, self._rest, self.idle_sec = fd, b"", idle_sec
+
+    def recv(self, size: int) -> bytes:
+        """Some bytes; empty at the end.
+
+        Raises:
+            Silence: nothing came for ``idle_sec`` seconds.
+        """
+        if self._rest:
+            data, self._rest = self._rest[:size], self._rest[size:]
+            return data
+        if self.idle_sec is not None and not select.select([self._fd], [], [], self.idle_sec)[0]:
+            raise Silence
+        return os.read(self._fd, min(size, _BLOCK))
+
+    def line(self) -> bytes:
+        """A whole line with its end; what came before the end of the stream otherwise."""
+        found = bytearray()
+        while b"\n" not in found[-_BLOCK:]:
+            data = self.recv(_BLOCK)
+            if not data:
+                return bytes(found)
+            found += data
+        line, end, self._rest = bytes(found).partition(b"\n")
+        return line + end
+
+
+def writer(fd: int = 1) -> Callable[[bytes], None]:
+    """Writes all of what it is given.
+
+    Raises (when called):
+        BrokenPipeError: the client is gone.
+    """
+
+    def write(data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+
+    return write

@@ -1,0 +1,282 @@
+"""A folder's files as one stream, and back: how trees go over an SSH channel. Only plain files and their folders.
+
+A line of JSON says how many bytes and files come; then each file: a line with its path and size, and its bytes. The
+last line has the sha256 of all before it, so that a stream that was cut or changed is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from stepctl.base.files import BLOCK, TEMPORARY, fsync_dir
+
+_LINE = 1 << 16
+_FEW = 32
+
+Write = Callable[[bytes], object]
+Report = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+class ArchiveError(Exception):
+    """The stream is cut, changed, or tries to leave its folder; or a file changed while it was read."""
+
+
+class Source(Protocol):
+    """Where a stream is read from."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Some bytes, at most ``size``; empty at the end."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file to send: its path in the stream, and where it lies."""
+
+    name: str
+    path: Path
+    size: int
+
+
+def files_below(root: Path, paths: Sequence[str] = ("",), *, links: bool = False) -> list[File]:
+    """The plain files below ``root``, or below some ``paths`` in it, sorted; temporary files are left out.
+
+    ``links`` takes what a link leads to for the file or folder (a user's own model folder, never what a job made).
+
+    Raises:
+        ArchiveError: there is a link or something else that is no plain file.
+        OSError: one is not there.
+    """
+    found: list[File] = []
+    for path in paths:
+        start = root / path
+        if start.is_symlink() and not links:
+            raise ArchiveError(f"{start} is a link, and links are not followed")
+        found += _walk(root, start, links) if start.is_dir() else [_file(root, start)]
+    return found
+
+
+def _file(root: Path, path: Path) -> File:
+    return File(path.relative_to(root).as_posix(), path, path.stat().st_size)
+
+
+def _walk(root: Path, folder: Path, links: bool) -> Iterator[File]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.startswith(TEMPORARY):
+                continue
+            path = Path(entry.path)
+            if entry.is_dir(follow_symlinks=links):
+                yield from _walk(root, path, links)
+            elif entry.is_file(follow_symlinks=links):
+                yield File(path.relative_to(root).as_posix(), path, entry.stat(follow_symlinks=links).st_size)
+            else:
+                raise ArchiveError(f"{path} is not a plain file, and links are not followed")
+
+
+def tree_digest(files: Sequence[File]) -> str:
+    """Hex sha256 over names and contents: equal for equal trees."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(json.dumps([file.name, file.size]).encode())
+        with file.path.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def pack(files: Sequence[File], write: Write, report: Report = lambda *_: None) -> str:
+    """Write the stream.
+
+    Returns:
+        The hex sha256 that its last line says.
+
+    Raises:
+        ArchiveError: a file is not as long as it was.
+    """
+    total, done = sum(file.size for file in files), 0
+    digest, pending = hashlib.sha256(), bytearray(_line({"bytes": total, "files": len(files)}))
+
+    def flush() -> None:
+        nonlocal pending
+        digest.update(pending)
+        write(bytes(pending))
+        pending = bytearray()
+
+    for file in files:
+        pending += _line({"path": file.name, "size": file.size})
+        left = file.size
+        with file.path.open("rb", buffering=0) as stream:
+            while left:
+                block = stream.read(min(BLOCK, left))
+                if not block:
+                    raise ArchiveError(f"{file.name} became shorter while it was read")
+                left -= len(block)
+                done += len(block)
+                pending += block
+                if len(pending) >= BLOCK:
+                    flush()
+                    report(done, total)
+    flush()
+    found = digest.hexdigest()
+    write(_line({"sha256": found}))
+    report(done, total)
+    return found
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+class _Reader:
+    """Lines and bytes of a stream, hashed as they are taken."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._buffer, self._at = source, b"", 0
+        self.digest = hashlib.sha256()
+
+    def _more(self) -> None:
+        data = self._source.recv(2 * BLOCK)
+        if not data:
+            raise ArchiveError("the transfer was cut")
+        self._buffer, self._at = self._buffer[self._at :] + data, 0
+
+    def line(self) -> dict[str, Any]:
+        while (end := self._buffer.find(b"\n", self._at)) < 0:
+            if len(self._buffer) - self._at > _LINE:
+                raise ArchiveError("the transfer holds something else than files")
+            self._more()
+        raw = self._buffer[self._at : end + 1]
+        self._at = end + 1
+        try:
+            value = json.loads(raw)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ArchiveError("the transfer holds something else than files")
+        if "sha256" not in value:
+            self.digest.update(raw)
+        return value
+
+    def take(self, limit: int) -> memoryview:
+        """At least one byte and at most ``limit`` of those that are here."""
+        if self._at == len(self._buffer):
+            self._more()
+        part = memoryview(self._buffer)[self._at : self._at + limit]
+        self._at += len(part)
+        self.digest.update(part)
+        return part
+
+
+def unpack(source: Source, folder: Path, report: Report = lambda *_: None) -> str:
+    """Write the files of a stream below ``folder``, a new and empty one, and make them durable.
+
+    Returns:
+        The hex sha256 of the stream, which is the one that it ends with.
+
+    Raises:
+        ArchiveError: it is cut or changed; what was written is the caller's to remove.
+        OSError: the disk is full.
+    """
+    reader, made, done = _Reader(source), {""}, 0
+    head = reader.line()
+    if "error" in head:
+        raise ArchiveError(str(head["error"]))
+    total = _count(head, "bytes")
+    names: list[str] = []
+    while "sha256" not in (entry := reader.line()):
+        name = _safe(entry.get("path"))
+        parent = name.rpartition("/")[0]
+        if parent not in made:
+            (folder / parent).mkdir(parents=True, exist_ok=True)
+            made.add(parent)
+        left = _count(entry, "size")
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            while left:
+                part = reader.take(left)
+                left -= len(part)
+                done += len(part)
+                _write_all(fd, part)
+                report(done, total)
+        finally:
+            os.close(fd)
+        names.append(name)
+    if len(names) != _count(head, "files") or entry["sha256"] != reader.digest.hexdigest():
+        raise ArchiveError("what arrived is not what was sent")
+    make_durable(folder, names)
+    return reader.digest.hexdigest()
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _count(value: dict[str, Any], name: str) -> int:
+    number = value.get(name)
+    if type(number) is not int or number < 0:
+        raise ArchiveError("the transfer holds something else than files")
+    return number
+
+
+def _safe(name: object) -> str:
+    """A path that stays below its folder."""
+    if not isinstance(name, str) or not name or "\0" in name or name.startswith("/"):
+        raise ArchiveError("the transfer names a file that has no safe name")
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ArchiveError("the transfer names a file that has no safe name")
+    return name
+
+
+def make_durable(folder: Path, names: Sequence[str]) -> None:
+    """Make files below ``folder`` and their names durable; many at once where the system can."""
+    if len(names) > _FEW and _syncfs(folder):
+        return
+    for name in names:
+        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    parents = {(folder / name).parent for name in names}
+    for parent in {
+        *parents,
+        *(above for each in parents for above in each.parents if folder in (above, *above.parents)),
+    }:
+        fsync_dir(parent)
+
+
+def _syncfs(folder: Path) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    sync = getattr(ctypes.CDLL(None), "syncfs", None)
+    if sync is None:
+        return False
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return bool(sync(fd) == 0)
+    finally:
+        os.close(fd)
+
+
+def place(made: Path, target: Path) -> None:
+    """Rename a complete folder to ``target``, in the place of what is there."""
+    old = target.with_name(f"{TEMPORARY}{os.urandom(8).hex()}")
+    try:
+        target.rename(old)
+    except FileNotFoundError:
+        old = made
+    made.rename(target)
+    fsync_dir(target.parent)
+    if old != made:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Machines that are reached over SSH. Imports nothing by itself: a client of SSH is slow to load."""
