@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from stepctl.base.errors import StepctlError, UsageError
-from stepctl.calls.reporting import exit_code as exit_of
 from stepctl.calls.away import with_pods
+from stepctl.calls.reporting import exit_code as exit_of
 from stepctl.calls.spending import open_api
 from stepctl.calls.world import World
 from stepctl.config.model import RunpodTarget

@@ -238,15 +238,16 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     first, *others = plan.choice.candidates
     price = "at no listed price" if first.price is None else f"at ${first.price:.2f} an hour"
     count = f"{plan.options.gpu_count} x " if plan.options.gpu_count > 1 else ""
-    yield f"rent: {count}{first.gpu.id} ({first.gpu.memory:g} GB) {price}, {plan.options.cloud}; {plan.need_gb:g} GB are needed"
+    memory = f"{first.gpu.memory:g} GB, {plan.need_gb:g} GB are needed"
+    yield f"rent: {count}{first.gpu.id} ({memory}) {price}, {plan.options.cloud}"
     if others:
         yield f"or, when there is none: {', '.join(c.gpu.id for c in others[:4])}{' ...' if len(others) > 4 else ''}"
     if plan.forecast_usd is not None and plan.forecast_sec is not None:
         times = plan.times
-        yield (
-            f"forecast: ${plan.forecast_usd:.2f} for {plan.forecast_sec / 60:.0f} minutes (boot {times.boot_sec:.0f} s, "
-            f"set-up {times.setup_sec or 0:.0f} s, {plan.steps} steps of {times.step_sec:.1f} s), from earlier runs"
-        )
+        parts = f"boot {times.boot_sec:.0f} s, set-up {times.setup_sec or 0:.0f} s, "
+        parts += f"{plan.steps} steps of {times.step_sec:.1f} s"
+        minutes = plan.forecast_sec / 60
+        yield f"forecast: ${plan.forecast_usd:.2f} for {minutes:.0f} minutes ({parts}), from earlier runs"
     else:
         yield f"forecast: none yet, for no earlier run on {plan.target} tells how long boot and steps take"
     most = "unknown" if plan.most_usd is None else f"${plan.most_usd:.2f}"

@@ -15,6 +15,4 @@ Lineage = Annotated[str | None, typer.Option(help="The chain of checkpoints.", m
 Model = Annotated[str | None, typer.Option(help="Base model: a Hugging Face id or a folder.", metavar="MODEL")]
 Run = Annotated[str, typer.Argument(help="Run id, a unique prefix of one, or: last.", metavar="RUN")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds to wait at most (exit code 124).", metavar="SEC", min=0)]
-PodTarget = Annotated[
-    str | None, typer.Option("--target", help="Target whose account is meant.", metavar="NAME")
-]
+PodTarget = Annotated[str | None, typer.Option("--target", help="Target whose account is meant.", metavar="NAME")]

@@ -36,11 +36,6 @@ class JobDir:
         return self.path / "control"
 
     @property
-    def reason(self) -> Path:
-        """Why the machine itself asked for a stop: one word."""
-        return self.path / "control" / "reason"
-
-    @property
     def result(self) -> Path:
         return self.path / "result.json"
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from tests.doubles.project import said, until
-from tests.targets.ssh.rig import SENTINEL, Rig
-
-from stepctl.targets.base import Freight
+from tests.targets.ssh.rig import Rig
 
 pytestmark = pytest.mark.sshd
 

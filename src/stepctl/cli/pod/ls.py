@@ -24,7 +24,12 @@ def ls(target: PodTarget = None, json: Json = False) -> int:
         output.warning(f"the pods of run {run} are not known: {why}")
     secrets = [secret.name for secret in found.secrets]
     total = sum(each["price_per_hour"] or 0.0 for each in pods)
-    document = {"pods": pods, "leftover_secrets": secrets, "unreadable": list(found.unreadable), "price_per_hour": total}
+    document = {
+        "pods": pods,
+        "leftover_secrets": secrets,
+        "unreadable": list(found.unreadable),
+        "price_per_hour": total,
+    }
     output.result(document, _lines(pods, secrets, total))
     return 0
 

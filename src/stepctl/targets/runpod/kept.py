@@ -42,7 +42,9 @@ def keep(login: Login, file: PodFile, attempt: Attempt, seconds: float, tell: Te
     Raises:
         StepctlError: the pod cannot be told.
     """
-    said = login.run(f"printf '%s\\n' {int(seconds)} > {KEPT}.new && mv {KEPT}.new {KEPT} && rm -f {POD_DIR}/job {CLAIMED} && echo kept")
+    said = login.run(
+        f"printf '%s\\n' {int(seconds)} > {KEPT}.new && mv {KEPT}.new {KEPT} && rm -f {POD_DIR}/job {CLAIMED} && echo kept"
+    )
     if "kept" not in said:
         raise StepctlError("the pod does not take a time limit", code="not_kept")
     until = utc_now() + timedelta(seconds=seconds)
@@ -112,7 +114,9 @@ def _usable(other: PodFile, target: str, options: Mapping[str, Any], api: Api) -
 def _move(other: PodFile, file: PodFile, attempt: Attempt) -> None:
     theirs, ours = other.load(), file.load()
     write_atomic(file.client_key, other.client_key.read_bytes(), mode=0o600)
-    taken = msgspec.structs.replace(attempt, state="made", kept_until=None, asked_at=iso(utc_now()), ready_at=None, working_at=None)
+    taken = msgspec.structs.replace(
+        attempt, state="made", kept_until=None, asked_at=iso(utc_now()), ready_at=None, working_at=None
+    )
     ours.attempts.append(taken)
     ours.host_key = theirs.host_key
     file.save(ours)

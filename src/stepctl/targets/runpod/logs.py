@@ -24,7 +24,7 @@ def capture(api: Api, file: PodFile, pod: str, *, seconds: float = CAPTURE_SECON
     lines = []
     try:
         for line in api.logs(pod, "container", TAIL, seconds=seconds):
-            lines.append(f"{line.ts or ''} {line.line}".strip())  # noqa: PERF401 - what came before a failure is kept
+            lines.append(f"{line.ts or ''} {line.line}".strip())
     except RunpodError:
         pass
     if lines:

@@ -31,7 +31,8 @@ from stepctl.targets.runpod.logs import Capture, capture
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.ready import wait_ready
 from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, max_seconds, wants_of
-from stepctl.targets.ssh.machine import SshMachine, Where
+from stepctl.targets.ssh.install import Where
+from stepctl.targets.ssh.machine import SshMachine
 
 LOOK_POLLS = 6
 """Polls between two looks at a pod whose job answers: its own watchdog guards it meanwhile."""

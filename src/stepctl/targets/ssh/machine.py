@@ -85,6 +85,11 @@ class SshMachine:
     def staged(self) -> bool:
         return self._staged
 
+    @property
+    def lost(self) -> bool:
+        """Whether there is no connection now."""
+        return self._link.opened is None
+
     # --- getting there ------------------------------------------------------------------------------------------------
 
     def _attach(self) -> Opened:
