@@ -409,7 +409,7 @@ def test_what_breaks_the_contract_fails_the_test(sandbox: Sandbox, api: httpx.Cl
         pytest.skip("the provider's document is not beside this checkout")
     api.post("/pods", json=body(bogus=1))
     api.get("/nothing")
-    with pytest.raises(AssertionError, match="(?s)bogus.*/v2/nothing: PathNotFound"):
+    with pytest.raises(AssertionError, match=r"(?s)bogus.*/v2/nothing: PathNotFound"):
         sandbox.check()
     sandbox.check()  # told once
     sandbox.fault(Fault("^GET", status=418), Fault("^GET", nth=2, status=200, text="[]"))

@@ -13,7 +13,9 @@ from stepctl.base.files import sha256_bytes
 from stepctl.calls.saved import commit_saved
 from stepctl.calls.world import World
 from stepctl.config.model import LocalTarget, RunpodTarget, Settings, SshTarget
+from stepctl.jobs.events import Committed
 from stepctl.lineage.buckets import is_hub
+from stepctl.lineage.records import Manifest
 from stepctl.lineage.store import LineageState, copy_checkpoint, lines_of
 from stepctl.models.resolve import is_folder
 from stepctl.runs.pods import PodFile
@@ -124,10 +126,19 @@ def bring_home(world: World, record: RunRecord, machine: Machine) -> None:
         bucket = world.open(record.bucket)
         known = [line.checkpoint for line in lines_of(bucket, record.lineage, record.run)]
         fetched = machine.retrieve(record.lineage, known)
-        commit_saved(world, record)
+        if (done := commit_saved(world, record)) is not None:
+            _tell_commit(world, *done)
         # The bucket tells from here on, and a long job saves many.
         for folder in fetched:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell_commit(world: World, manifest: Manifest, forked: bool) -> None:
+    size = sum(entry.size for entry in manifest.files)
+    told = Committed(
+        checkpoint=manifest.checkpoint, step=manifest.step, rows_done=manifest.rows_done, bytes=size, forked=forked
+    )
+    world.listener.event(told)
 
 
 def let_go(world: World, record: RunRecord, machine: Machine, report: Report) -> None:

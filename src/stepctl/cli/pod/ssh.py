@@ -21,6 +21,6 @@ def ssh(run: Run, json: Json = False) -> int:
         output.result({"command": words})
         return 0
     try:
-        os.execvp(words[0], words)
+        os.execvp(words[0], words)  # noqa: S606
     except OSError as error:
         raise StepctlError(f"ssh cannot be started: {error.strerror}", next=shlex.join(words)) from error

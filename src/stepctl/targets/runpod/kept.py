@@ -19,7 +19,7 @@ from stepctl.runs.pods import Attempt, PodFile
 from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import change
-from stepctl.targets.runpod.command import POD_DIR
+from stepctl.targets.runpod.command import MARK, POD_DIR
 from stepctl.targets.runpod.login import Login
 from stepctl.targets.runpod.records import moment
 
@@ -42,9 +42,8 @@ def keep(login: Login, file: PodFile, attempt: Attempt, seconds: float, tell: Te
     Raises:
         StepctlError: the pod cannot be told.
     """
-    said = login.run(
-        f"printf '%s\\n' {int(seconds)} > {KEPT}.new && mv {KEPT}.new {KEPT} && rm -f {POD_DIR}/job {CLAIMED} && echo kept"
-    )
+    limit_it = f"echo {int(seconds)} > {KEPT}.new && mv {KEPT}.new {KEPT}"
+    said = login.run(f"{limit_it} && rm -f {MARK} {CLAIMED} && echo kept")
     if "kept" not in said:
         raise StepctlError("the pod does not take a time limit", code="not_kept")
     until = utc_now() + timedelta(seconds=seconds)
