@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -39,6 +38,7 @@ class Sandbox:
         self._process: subprocess.Popen[str] | None = None
         self.url = self.control = ""
         self._told = 0
+        self._frozen: dict[str, int] = {}
 
     def __enter__(self) -> Sandbox:
         self.start()
@@ -87,6 +87,7 @@ class Sandbox:
         finally:
             self.ask("reset")
             self._told = 0
+            self._frozen.clear()
 
     # What goes wrong.
 
@@ -155,6 +156,61 @@ class Sandbox:
         nothing."""
         self.ask("release", lost=lost)
 
+    # Real pods.
+
+    def cut(self, pod: str, what: str = "all") -> None:
+        """Drop packets silently: of the ``client`` (SSH), of the ``api``, or ``all``."""
+        self.ask("cut", pod=pod, what=what)
+
+    def freeze(self, pod: str, what: str = "client") -> None:
+        """Connections stay, and nothing answers on them: to the ``client`` the pod's sshd, to the pod the ``api``."""
+        if what == "api":
+            self._frozen[pod] = self.fault(Fault(who=pod, times=0, hold=True))[0]
+        else:
+            assert self.ask("freeze", pod=pod), "there is no sshd"
+
+    def heal(self, pod: str) -> None:
+        """Undo ``cut`` and ``freeze``."""
+        if pod in self._frozen:
+            self.ask("clear", number=self._frozen.pop(pod))
+        self.ask("heal", pod=pod)
+
+    def processes(self, pod: str) -> list[dict[str, Any]]:
+        """A pod's processes: ``pid`` as this machine counts, ``inner`` as the pod does, and their ``command``."""
+        found: list[dict[str, Any]] = self.ask("processes", pod=pod)
+        return found
+
+    def signal(self, pod: str, match: str, name: str = "KILL") -> int:
+        """Send a signal to the processes whose command matches: how many there were."""
+        count: int = self.ask("signal", pod=pod, match=match, name=name)
+        return count
+
+    def execute(self, pod: str, *command: str, given: str = "") -> str:
+        """Run a command in a pod, with its container's environment: what it printed.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        done = self.ask("execute", pod=pod, command=command, given=given)
+        assert done["code"] == 0, done
+        out: str = done["out"]
+        return out
+
+    def written(self, pod: str) -> list[str]:
+        """The files that a pod wrote to its disk."""
+        paths: list[str] = self.ask("written", pod=pod)
+        return paths
+
+    def search(self, text: str) -> list[str]:
+        """Where a text is: ``POD:/path`` on disks, ``POD:log`` in logs, ``volume:/path``."""
+        places: list[str] = self.ask("search", text=text)
+        return places
+
+    def expose(self, url: str) -> str:
+        """Make a server on 127.0.0.1 (the emulated Hub) reachable for pods too: its URL for all."""
+        exposed: str = self.ask("expose", port=int(url.rsplit(":", 1)[1].split("/")[0]))
+        return exposed
+
     # What happened.
 
     def journal(self, since: int = 0) -> list[Entry]:
@@ -209,9 +265,11 @@ class Sandbox:
     # The provider's document.
 
     def violations(self) -> list[str]:
-        """What requests and answers had, since the last look, that the provider's document does not allow; faults are
-        not counted."""
-        broken = [f"{e.target}: {text}" for e in self.journal() if e.kind == "call" for text in e.violations]
+        """What requests and answers had, since the last look, that the provider's document does not allow, and pods
+        that the sandbox could not run. Faults are not counted."""
+        entries = self.journal()
+        broken = [f"{e.target}: {text}" for e in entries for text in e.violations]
+        broken += [entry.line() for entry in entries if entry.event == "failed"]
         fresh, self._told = broken[self._told :], len(broken)
         return fresh
 
@@ -228,8 +286,3 @@ class Sandbox:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{verb}: {json.load(error)['error']}") from None
-
-
-def level_demanded() -> str:
-    """The level that ``STEPCTL_SANDBOX_LEVEL`` demands, or with CI=true ``netns``; else empty."""
-    return os.environ.get("STEPCTL_SANDBOX_LEVEL") or ("netns" if os.environ.get("CI") else "")

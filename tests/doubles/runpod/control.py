@@ -18,17 +18,19 @@ from .base import Clock
 from .catalog import Catalog
 from .cloud import Cloud
 from .faults import Faults, Quirks
+from .inside import Inside
 from .journal import Journal
 from .pods import Pod
 from .server import Door
 
 
 class Control:
-    """The verbs. Methods of ``machine`` (what reaches into real pods) are verbs too."""
+    """The verbs. ``inside`` reaches into real pods; None where there are none."""
 
-    def __init__(self, cloud: Cloud, api: Api, faults: Faults, door: Door, machine: Any, more: dict[str, Any]) -> None:
-        self.cloud, self.api, self.faults, self.door, self.machine = cloud, api, faults, door, machine
-        self.about = more
+    def __init__(
+        self, cloud: Cloud, api: Api, faults: Faults, door: Door, inside: Inside | None, more: dict[str, Any]
+    ) -> None:
+        self.cloud, self.api, self.faults, self.door, self.about = cloud, api, faults, door, more
         self.verbs: dict[str, Callable[..., Any]] = {
             "about": self._about,
             "fault": lambda **fault: faults.add(fault),
@@ -53,8 +55,10 @@ class Control:
             "secrets": lambda: dict(cloud.secrets),
             "reset": self._reset,
         }
-        for name in getattr(machine, "VERBS", ()):
-            self.verbs[name] = self._into(getattr(machine, name))
+        for name in getattr(inside, "POD_VERBS", ()):
+            self.verbs[name] = self._into(getattr(inside, name))
+        for name in getattr(inside, "VERBS", ()):
+            self.verbs[name] = getattr(inside, name)
 
     @property
     def journal(self) -> Journal:
