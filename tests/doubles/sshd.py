@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = shutil.which("sshd", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")))
 
+SFTP = next((p for p in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server") if Path(p).exists()), "none")
+
 
 def demand() -> str:
     """The sshd program; without it a test is skipped, or fails where CI demands it."""
@@ -89,7 +91,8 @@ class Sshd:
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.folder}/host_key\n"
             f"AuthorizedKeysFile {self.home}/.ssh/authorized_keys\nPidFile none\nUsePAM no\nStrictModes no\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPubkeyAuthentication yes\n"
-            f"PermitRootLogin yes\nMaxStartups 100\nMaxSessions 20\nForceCommand {login}\nLogLevel VERBOSE\n"
+            f"PermitRootLogin yes\nMaxStartups 100\nMaxSessions 20\n"
+            f"Subsystem sftp {SFTP}\nForceCommand {login}\nLogLevel VERBOSE\n"
         )
 
     def start(self) -> None:

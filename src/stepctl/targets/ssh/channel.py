@@ -17,6 +17,8 @@ from stepctl.targets.ssh.connect import Connection
 _SLICE = 0.25
 _WINDOW = 1 << 21
 _WORDS = 1 << 16
+_PIECE = 1 << 18
+"""What must get through within the limit of an answer."""
 
 
 class Ended(Exception):
@@ -54,7 +56,7 @@ class Stream:
                 return data
             if self._clock() >= deadline:
                 self._connection.close()
-                raise errors.lost(self._connection.where, f"no answer in {seconds:.0f} s")
+                raise self._connection.lost()
 
     def _some(self, wait: float, size: int) -> bytes | None:
         """What is there within ``wait`` seconds; None when nothing came, empty at the end."""
@@ -77,7 +79,7 @@ class Stream:
         except TimeoutError:
             return None
         except (OSError, EOFError, paramiko.SSHException) as error:
-            raise errors.lost(self._connection.where, str(error)) from error
+            raise self._connection.lost(error) from error
         if not data:
             self._check()
         return data
@@ -136,14 +138,18 @@ class Stream:
             Ended: the command ended before it took it.
             LinkLost: the connection broke, or nothing was taken for the connection's limit.
         """
-        self._channel.settimeout(self._connection.limits.answer)
+        connection, left = self._connection, memoryview(data)
         try:
-            self._channel.sendall(data)
+            while left:
+                with connection.guarded(connection.limits.answer):
+                    self._channel.settimeout(connection.limits.answer)
+                    self._channel.sendall(left[:_PIECE])
+                left = left[_PIECE:]
         except (OSError, EOFError, paramiko.SSHException) as error:
-            if self._connection.alive and not isinstance(error, TimeoutError):
+            if connection.alive and not isinstance(error, TimeoutError):
                 raise Ended from error
-            self._connection.close()
-            raise errors.lost(self._connection.where, str(error)) from error
+            connection.close()
+            raise connection.lost(error) from error
 
     def flush(self) -> None:
         """Everything is sent already."""
@@ -215,7 +221,7 @@ class Agent:
             if not self._owed:
                 return told
         self.connection.close()
-        raise errors.lost(self.connection.where, f"no answer in {seconds:.0f} s")
+        raise self.connection.lost()
 
     def _gone(self) -> errors.LinkLost:
         words = self._stream.words()

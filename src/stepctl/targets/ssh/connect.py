@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ logging.getLogger("paramiko").propagate = False
 
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 _JUMPS = 5
+_WATCH = 0.2
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class Connection:
         self, transport: paramiko.Transport, route: Route, limits: Limits, close: Callable[[], None] = lambda: None
     ) -> None:
         self.transport, self.route, self.limits, self._close = transport, route, limits, close
+        self.silent = False
+        self._due: float | None = None
+        self._watcher: threading.Thread | None = None
 
     @property
     def where(self) -> str:
@@ -64,30 +69,42 @@ class Connection:
         self._close()
 
     @contextlib.contextmanager
+    def guarded(self, seconds: float) -> Iterator[None]:
+        """Close the connection when what is done in here takes longer: whatever waits for it then ends."""
+        self._due = time.monotonic() + seconds
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, daemon=True)
+            self._watcher.start()
+        try:
+            yield
+        finally:
+            self._due = None
+
+    def _watch(self) -> None:
+        while self.alive:
+            due = self._due
+            if due is not None and time.monotonic() > due:
+                self.silent = True
+                self.close()
+            time.sleep(_WATCH)
+
+    @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Close the connection when what is done in here takes longer: whatever waits for it then ends.
+        """As :meth:`guarded`, for what ends with the connection.
 
         Raises:
             LinkLost: it broke, or took too long.
         """
-        late = threading.Event()
-
-        def expire() -> None:
-            late.set()
-            self.close()
-
-        timer = threading.Timer(seconds, expire)
-        timer.daemon = True
-        timer.start()
         try:
-            yield
+            with self.guarded(seconds):
+                yield
         except (OSError, EOFError, paramiko.SSHException) as error:
             self.close()
-            raise errors.lost(
-                self.where, f"no answer in {seconds:.0f} s" if late.is_set() else _words(error)
-            ) from error
-        finally:
-            timer.cancel()
+            raise self.lost(error) from error
+
+    def lost(self, error: BaseException | None = None) -> errors.LinkLost:
+        """The error for its end."""
+        return errors.lost(self.where, "it says nothing any more" if self.silent or error is None else _words(error))
 
     def open(self) -> paramiko.Channel:
         """A new session channel.

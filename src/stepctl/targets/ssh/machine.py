@@ -315,7 +315,7 @@ class SshMachine:
             ask, since = self._asked
             if told is None:
                 if self._clock() - since >= self._limits.answer:
-                    raise errors.lost(opened.connection.where, f"no answer in {self._limits.answer:.0f} s")
+                    raise opened.connection.lost()
                 return
             self._asked = None
             if told.job is not None and self._take(agent, ask, told.job):
