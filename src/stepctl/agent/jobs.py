@@ -19,7 +19,7 @@ from stepctl.base.files import TEMPORARY, write_atomic
 from stepctl.jobs.directory import JobDir
 from stepctl.jobs.remote import PIECE, Ask, Job
 
-_END_SEC = 5.0
+_END_SEC = 2.0
 _GONE = f"{TEMPORARY}gone-"
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.doubles.project import CHATML as _  # noqa: F401 - the model's template comes with the folder
 from tests.doubles.project import rows, tokenizer_folder, until
 from tests.doubles.relay import Relay
 from tests.doubles.sshd import Sshd
@@ -63,8 +62,12 @@ class Rig:
     def machine(self, process: ProcessId | None = None, **kw: Any) -> SshMachine:
         kw = {"staged": True, "limits": PATIENT, "pace": QUICK, **kw}
         where = kw.pop("where", Where(workdir=str(self.workdir), venv=str(self.venv)))
-        tell = Teller(self.notices.append, self.events.append)
+        tell = Teller(self._notice, self.events.append)
         return SshMachine(self.job, self.run, lambda: self.endpoint, where, tell=tell, process=process, **kw)
+
+    def _notice(self, text: str) -> None:
+        if "setting up stepctl" not in text:
+            self.notices.append(text)
 
     def faults(self, **faults: Any) -> None:
         """What goes wrong in the trainer there."""
