@@ -302,7 +302,7 @@ def test_make_sandbox(tmp_path: Path) -> None:
     levels.need()
     root = Path(__file__).resolve().parents[2]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = ["scripts/sandbox.sh", "--env", str(tmp_path / "env"), "--quirk", "boot=60"]
+    command = ["scripts/sandbox.sh", "--env", str(tmp_path / "env"), "--quirk", "boot=60", "--model", "x"]
     with subprocess.Popen(
         command, cwd=root, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -311,6 +311,7 @@ def test_make_sandbox(tmp_path: Path) -> None:
         create = """. "$0"; curl -s -H "Authorization: Bearer $RUNPOD_API_KEY" -H 'Content-Type: application/json' \\
           -d '{"name": "a", "image": "i", "gpu": {"id": "NVIDIA L4", "count": 1}}' \\
           "$STEPCTL_TARGETS__SANDBOX__API_URL/pods"; curl -s "$STEPCTL_SANDBOX_CONTROL/pods" """
+        assert f"STEPCTL_MODEL={root}/x" in (tmp_path / "env").read_text()
         out = subprocess.check_output(["sh", "-c", create, str(tmp_path / "env")], text=True)
         assert out.startswith('{"id": ') and '"boot": 60' in out
         process.send_signal(signal.SIGINT)
