@@ -38,7 +38,8 @@ bench: install ## time a cold call against a plain training loop, and a bucket a
 	$(BIN)/python benchmarks/bucket.py --out build/bucket.json
 
 sandbox: install ## rehearse on an emulated Runpod: starts it here, until Ctrl-C (root on Linux; docs/sandbox.md)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sandbox.sh $(ARGS)
+	@$(BIN)/python scripts/demo_model.py $(MODEL)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sandbox.sh --model $(MODEL) $(ARGS)
 
 # openssh-server: real sshd, for tests of training over ssh (as the user who runs them) and in emulated pods. nftables and
 # iproute2: the pods' networks. The others are what a pod may have or lack.

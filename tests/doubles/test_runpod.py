@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -334,6 +335,18 @@ def test_a_call_is_held_at_exactly_one_point(sandbox: Sandbox, api: httpx.Client
     assert outcome == [httpx.RemoteProtocolError if lost else 201]
     assert len(sandbox.pods()) == (1 if lost and when == "before" else 2)
     assert sandbox.wait_held(unless=lambda: True) is False
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_client_is_killed_at_exactly_one_point(sandbox: Sandbox, when: Any) -> None:
+    sandbox.fault(Fault(CREATES, when=when, hold=True))
+    curl = ["curl", "-s", "-H", f"Authorization: Bearer {sandbox.key}", "-H", "Content-Type: application/json"]
+    with subprocess.Popen([*curl, "-d", json.dumps(body()), f"{sandbox.url}/pods"]) as client:
+        assert sandbox.wait_held(unless=lambda: client.poll() is not None)
+        client.kill()
+    assert len(sandbox.pods()) == (when == "after")
+    sandbox.release()
+    sandbox.wait_event("created")  # what was on its way arrives
 
 
 def test_pods_that_appear_late_and_twins(sandbox: Sandbox, api: httpx.Client) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -235,6 +238,13 @@ def test_a_frozen_connection(sandbox: Sandbox, account: Account) -> None:
     assert json.loads(sandbox.execute(id_, "sh", "-c", ask))["id"] == id_
 
 
+def test_the_rest_of_the_world_is_out_of_reach(sandbox: Sandbox, account: Account) -> None:
+    id_ = account.create()
+    start = time.monotonic()
+    assert sandbox.ask("execute", pod=id_, command=["curl", "-s", "http://192.0.2.1/"])["code"] == 7
+    assert time.monotonic() - start < 5
+
+
 def test_latency(sandbox: Sandbox, account: Account) -> None:
     sandbox.fault(Fault(CREATES, pod={"latency": 0.1}))
     id_ = account.create()
@@ -275,17 +285,40 @@ def test_a_server_of_this_machine_is_reached_under_the_same_address(sandbox: San
     eventually(lambda: sandbox.ask("execute", pod=id_, command=["curl", "-sf", f"{url}/about"])["code"] == 0)
 
 
-def test_shown_folders_are_read_only(tmp_path: Path, key: Path) -> None:
+def test_this_python_and_shown_folders_are_seen(tmp_path: Path, key: Path) -> None:
     levels.need()
     shown = tmp_path / "shown"
     shown.mkdir()
     (shown / "file").write_text("text")
-    with Sandbox(tmp_path / "root", pods="netns", show=(shown,)) as sandbox:
+    with Sandbox(tmp_path / "root", pods="netns", show=(shown,), python=True) as sandbox:
         id_ = Account(sandbox, key, tmp_path).create()
-        eventually(lambda: sandbox.logs(id_))
         assert sandbox.execute(id_, "cat", f"{shown}/file") == "text"
-        done = sandbox.ask("execute", pod=id_, command=["touch", f"{shown}/new"])
-        assert "Read-only" in done["err"]
+        assert "Read-only" in sandbox.ask("execute", pod=id_, command=["touch", f"{shown}/new"])["err"]
+        imports = "import msgspec, sys; print(sys.prefix)"
+        assert sandbox.execute(id_, sys.executable, "-c", imports).strip() == sys.prefix
+
+
+def test_make_sandbox(tmp_path: Path) -> None:
+    levels.need()
+    root = Path(__file__).resolve().parents[2]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["scripts/sandbox.sh", "--env", str(tmp_path / "env"), "--quirk", "boot=60", "--model", "x"]
+    with subprocess.Popen(
+        command, cwd=root, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout and process.stderr
+        eventually((tmp_path / "env").exists)
+        create = """. "$0"; curl -s -H "Authorization: Bearer $RUNPOD_API_KEY" -H 'Content-Type: application/json' \\
+          -d '{"name": "a", "image": "i", "gpu": {"id": "NVIDIA L4", "count": 1}}' \\
+          "$STEPCTL_TARGETS__SANDBOX__API_URL/pods"; curl -s "$STEPCTL_SANDBOX_CONTROL/pods" """
+        assert f"STEPCTL_MODEL={root}/x" in (tmp_path / "env").read_text()
+        out = subprocess.check_output(["sh", "-c", create, str(tmp_path / "env")], text=True)
+        assert out.startswith('{"id": ') and '"boot": 60' in out
+        process.send_signal(signal.SIGINT)
+        said, journal = process.communicate(timeout=30)
+    assert "stepctl train examples/day1.jsonl --target sandbox" in said
+    assert "created by account" in journal and "POST /v2/pods  201" in journal
+    assert not (tmp_path / "env").exists() and process.returncode == 0
 
 
 def test_nothing_is_left_of_a_killed_sandbox(tmp_path: Path, key: Path) -> None:

@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--while-stdin", action="store_true", help="end when stdin is closed")
     parser.add_argument("--json", action="store_true", help="print the addresses as JSON, and no journal")
     parser.add_argument("--env", type=Path, help="write a file to source: the addresses, and settings of a target")
+    parser.add_argument("--model", type=Path, help="folder of a base model that the file to source names")
     args = parser.parse_args()
     run(args)
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     address = f"http://127.0.0.1:{serve(control, args.control_port).server_address[1]}"
     addresses = {"url": f"http://{door.host}:{door.port}/v2", "control": address}
     if args.env:
-        screen.write_env(args.env, addresses, KEY)
+        screen.write_env(args.env, addresses, KEY, args.model)
     print(json.dumps(addresses) if args.json else screen.greeting(addresses, args.env, args.pods), flush=True)
     while not ended.wait(TICK if machines else 3600):
         cloud.tick()

@@ -16,6 +16,7 @@ from typing import Any
 
 from .faults import Fault
 from .journal import Entry
+from .screen import variables
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "rpa_sandbox_account_key"
@@ -31,10 +32,12 @@ class Sandbox:
 
     key = KEY
 
-    def __init__(self, root: Path, *, pods: str = "records", show: tuple[Path, ...] = ()) -> None:
+    def __init__(self, root: Path, *, pods: str = "records", show: tuple[Path, ...] = (), python: bool = False) -> None:
         """``pods``: ``records`` (no processes) or ``netns`` (real sshd pods; root on Linux). ``root`` keeps volumes and
-        the journal. ``show``: host folders that pods see, read-only."""
-        self._root, self._level, self._show = root, pods, show
+        the journal. ``show``: host folders that pods see, read-only; ``python``: those of this Python and its packages
+        too."""
+        self._root, self._level = root, pods
+        self._show = [f"--show={path}" for path in show] + ["--show-python"] * python
         self._process: subprocess.Popen[str] | None = None
         self.url = self.control = ""
         self._told = 0
@@ -54,7 +57,7 @@ class Sandbox:
     def start(self) -> None:
         """Start it; the address is new."""
         command = [sys.executable, "-m", "tests.doubles.runpod", f"--root={self._root}", f"--pods={self._level}"]
-        command += ["--while-stdin", "--json", *(f"--show={path}" for path in self._show)]
+        command += ["--while-stdin", "--json", *self._show]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes)
         assert self._process.stdout
@@ -66,7 +69,11 @@ class Sandbox:
     def stop(self) -> None:
         """End it, and every pod."""
         if self._process:
-            self._process.communicate()  # its stdin is closed: it ends
+            try:
+                self._process.communicate(timeout=30)  # its stdin is closed: it ends
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
             self._process = None
 
     def kill(self) -> None:
@@ -77,8 +84,8 @@ class Sandbox:
         self._process = None
 
     def env(self) -> dict[str, str]:
-        """What a client process needs in its environment."""
-        return {"RUNPOD_API_KEY": self.key, "RUNPOD_API_URL": self.url}
+        """What a client process needs in its environment to use the sandbox as its target ``sandbox``."""
+        return variables({"url": self.url, "control": self.control}, self.key)
 
     def reset(self) -> None:
         """As at the start: no pods, faults, secrets, quirks; an empty journal. The contract is checked first."""

@@ -157,6 +157,7 @@ class Faults:
         self._let_go([fault for fault in faults if fault.hold], lost=False)
 
     def listed(self) -> list[dict[str, Any]]:
+        """The faults in force, and how often each was matched."""
         with self._lock:
             faults = list(self._faults.items())
         return [{"number": number, "matched": matched, **asdict(fault)} for number, (fault, matched) in faults]

@@ -74,7 +74,7 @@ class Inside:
         _wait_for_root(Path(f"/proc/{running.init}/root"))
         pairs = Path(f"/proc/{running.init}/environ").read_bytes().split(b"\0")
         env = dict(pair.decode().split("=", 1) for pair in pairs if b"=" in pair)
-        enter = [find("nsenter"), "--target", str(running.init), "--all", "--root", "--wd=/", "--", *command]
+        enter = [find("nsenter"), "--target", str(running.init), "--all", "--root", "--", *command]
         done = subprocess.run(
             enter, env=env, input=given, capture_output=True, text=True, timeout=seconds, errors="replace", check=False
         )

@@ -86,7 +86,9 @@ class Wire:
         host = f"link add {self.name} type veth peer name eth0 netns {pid}\n"
         run("ip", "-batch", "-", given=f"{host}addr add {self.gateway}/30 dev {self.name}\nlink set {self.name} up\n")
         pod = f"link set lo up\naddr add {self.address}/30 dev eth0\nlink set eth0 up\n"
-        self._inside("ip", "-batch", "-", given=f"{pod}route add default via {self.gateway}\n")
+        # No route to anywhere else: what a pod asks of the world fails at once.
+        network = f"{self.api.rsplit('.', 1)[0]}.0/24"
+        self._inside("ip", "-batch", "-", given=f"{pod}route add {network} via {self.gateway}\n")
         gate = "tcp dport { 22, 2222 } reject with tcp reset;" if shut else ""
         self._rules(
             f"""table ip pod {{

@@ -36,10 +36,11 @@ def variables(addresses: dict[str, str], key: str) -> dict[str, str]:
     return {"RUNPOD_API_KEY": key, "STEPCTL_SANDBOX_CONTROL": addresses["control"], **target}
 
 
-def write_env(path: Path, addresses: dict[str, str], key: str) -> None:
-    """A file for ``. FILE``."""
+def write_env(path: Path, addresses: dict[str, str], key: str, model: Path | None) -> None:
+    """A file for ``. FILE``. ``model``: the base model's folder, since a pod reaches no Hub."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables(addresses, key).items()]
+    more = {"STEPCTL_MODEL": str(model.resolve())} if model else {}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in (variables(addresses, key) | more).items()]
     path.write_text("# Written by the sandbox that runs now; gone when it ends.\n" + "\n".join(lines) + "\n")
 
 
