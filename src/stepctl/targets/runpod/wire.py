@@ -59,8 +59,9 @@ class Wire:
             )
         self.url, self.key, self.now = url.rstrip("/"), key, now
         self._sleep, self._first_pause = sleep, first_pause
-        # A proxy of the environment is for the way out, not for an address of this network.
-        self.http = http or httpx.Client(trust_env=self.url.startswith("https:"))
+        # http is for an address of this network: neither the environment's proxy nor certificates are for that.
+        outside = self.url.startswith("https:")
+        self.http = http or httpx.Client(trust_env=outside, verify=outside)
         self._date: tuple[datetime, float] | None = None
         self._hold_until = 0.0
 
