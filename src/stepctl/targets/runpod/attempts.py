@@ -30,6 +30,16 @@ def change(file: PodFile, attempt: Attempt, **fields: Any) -> Attempt:
     return record.attempts[index]
 
 
+def make_current(file: PodFile, attempt: Attempt) -> Attempt:
+    """Put an attempt last: a create that was asked for later may be the one that came to nothing."""
+    record = file.load()
+    index = _index(record, attempt)
+    if index != len(record.attempts) - 1:
+        record.attempts.append(record.attempts.pop(index))
+        file.save(record)
+    return record.attempts[-1]
+
+
 def _index(record: PodRecord, attempt: Attempt) -> int:
     for index, each in enumerate(record.attempts):
         if (each.name, each.pod) == (attempt.name, attempt.pod):

@@ -9,7 +9,7 @@ from stepctl.base.names import iso
 from stepctl.runs.pods import Attempt, PodFile
 from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
-from stepctl.targets.runpod.attempts import WAITING, change, claim, made_of, settle_absent, stamp
+from stepctl.targets.runpod.attempts import WAITING, change, claim, made_of, make_current, settle_absent, stamp
 from stepctl.targets.runpod.choose import Candidate, Choice, choose, nothing_left
 from stepctl.targets.runpod.end import end_pod
 from stepctl.targets.runpod.errors import (
@@ -124,7 +124,7 @@ def accept(api: Api, file: PodFile, attempt: Attempt, wants: Wants, pace: Pace, 
         return None
     created = moment(attempt.created_at) or pace.utc()
     deadline = created + timedelta(seconds=max_seconds(wants, price))
-    return change(file, attempt, price=price, deadline_at=iso(deadline))
+    return make_current(file, change(file, attempt, price=price, deadline_at=iso(deadline)))
 
 
 def _ask_price(api: Api, pod_id: str, pace: Pace) -> float | None:

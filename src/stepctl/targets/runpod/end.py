@@ -112,11 +112,9 @@ class _Watch:
 
     def gone(self) -> bool:
         """Ask once more; whether the end is confirmed."""
-        self.trouble = ""
         try:
-            if self._misses == 0:
-                self._ask()
-            return self._look()
+            trouble = self._ask() if self._misses == 0 else ""
+            return self._look(trouble)
         except (BadKey, Blocked) as error:
             self.denials += 1
             self.trouble = error.message
@@ -124,8 +122,8 @@ class _Watch:
             self.trouble = error.message
         return False
 
-    def _ask(self) -> None:
-        """DELETE and the action ``terminate`` in turns: where one does not take, the other may."""
+    def _ask(self) -> str:
+        """DELETE and the action ``terminate`` in turns: where one does not take, the other may. What went wrong."""
         self._asks += 1
         try:
             if self._asks % 2:
@@ -136,13 +134,15 @@ class _Watch:
             raise
         except RunpodError as error:
             # It may have had its effect all the same.
-            self.was_there, self.trouble = True, error.message
+            self.was_there = True
+            return error.message
+        return ""
 
-    def _look(self) -> bool:
+    def _look(self, trouble: str) -> bool:
         pod = self._api.pod(self._pod)
         if pod is not None and not pod.ended:
             self._misses, self.missed_at, self.was_there = 0, None, True
-            self.trouble = self.trouble or f"the provider says it is {pod.status}"
+            self.trouble = trouble or f"the provider says it is {pod.status}"
             return False
         self._misses += 1
         self.missed_at = self.missed_at or self._api.server_time()

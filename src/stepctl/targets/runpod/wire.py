@@ -28,7 +28,7 @@ LONGEST_LIMIT = 180.0
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 CREATE_TIMEOUT = httpx.Timeout(90.0, connect=10.0)
-_STREAM_TIMEOUT = httpx.Timeout(30.0, connect=10.0, read=5.0)
+STREAM_TIMEOUT = httpx.Timeout(30.0, connect=10.0, read=5.0)
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 _WINDOW = re.compile(r'"?\w+"?\s*;[^,]*')
 
@@ -59,8 +59,9 @@ class Wire:
             )
         self.url, self.key, self.now = url.rstrip("/"), key, now
         self._sleep, self._first_pause = sleep, first_pause
-        # A proxy of the environment is for the way out, not for an address of this network.
-        self.http = http or httpx.Client(trust_env=self.url.startswith("https:"))
+        # http is for an address of this network: neither the environment's proxy nor certificates are for that.
+        outside = self.url.startswith("https:")
+        self.http = http or httpx.Client(trust_env=outside, verify=outside)
         self._date: tuple[datetime, float] | None = None
         self._hold_until = 0.0
 
@@ -128,10 +129,14 @@ class Wire:
             self.url + path,
             params=params,
             headers=self._headers() | {"Accept": "text/event-stream"},
-            timeout=_STREAM_TIMEOUT,
+            timeout=STREAM_TIMEOUT,
         )
         try:
             response = self.http.send(request, stream=True)
+        except httpx.ReadTimeout:
+            # A log without a line yet: some servers send nothing at all before the first.
+            yield iter(())
+            return
         except httpx.RequestError as error:
             raise self._lost(error, doing) from error
         try:
