@@ -123,14 +123,20 @@ def bring_home(world: World, record: RunRecord, machine: Machine) -> None:
         StepctlError, OSError: the machine cannot be reached, or the bucket refuses: what is fetched is here then.
     """
     with world.store.bringing(record.run):
-        bucket = world.open(record.bucket)
-        known = [line.checkpoint for line in lines_of(bucket, record.lineage, record.run)]
-        fetched = machine.retrieve(record.lineage, known)
+        fetched = machine.retrieve(record.lineage, _committed(world, record))
         if (done := commit_saved(world, record)) is not None:
             _tell_commit(world, *done)
         # The bucket tells from here on, and a long job saves many.
         for folder in fetched:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _committed(world: World, record: RunRecord) -> list[str]:
+    """The run's checkpoints in the bucket; none are known of one that cannot be read: fetching again does no harm."""
+    try:
+        return [line.checkpoint for line in lines_of(world.open(record.bucket), record.lineage, record.run)]
+    except (StepctlError, OSError):
+        return []
 
 
 def _tell_commit(world: World, manifest: Manifest, forked: bool) -> None:

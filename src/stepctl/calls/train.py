@@ -54,17 +54,26 @@ def train(world: World, request: TrainRequest) -> Report:
         wait_elsewhere(world, request, prepared)
     elif request.keep_pod_sec is not None:
         raise UsageError(f"--keep-pod is for a target that rents pods, and {prepared.settings.target} is none")
-    while (outcome := _claim(world, request, prepared)) is None:
+    while True:
+        outcome = _claim(world, request, prepared)
+        if isinstance(outcome, RunRecord):
+            outcome = _follow(world, request, outcome)
+        if isinstance(outcome, Report):
+            return outcome
+        if isinstance(outcome, Claimed):
+            return _run(world, request, prepared, outcome)
         # Another call moved the head: what is not given is taken from where it is now.
         prepared = prepare(world, request)
-    if isinstance(outcome, Report):
-        return outcome
-    if isinstance(outcome, RunRecord):
-        world.listener.notice(f"run {outcome.run} is this very call and is running: following it")
-        if request.detach:
-            return report_now(world, outcome)
-        return wait_for_end(world, outcome, own=False, timeout=request.timeout)
-    return _run(world, request, prepared, outcome)
+
+
+def _follow(world: World, request: TrainRequest, other: RunRecord) -> Report | None:
+    """Follow the run that is this very call; None when it turns out that it never got its examples, and is over."""
+    world.listener.notice(f"run {other.run} is this very call and is running: following it")
+    if request.detach:
+        return report_now(world, other)
+    report = wait_for_end(world, other, own=False, timeout=request.timeout)
+    world.interrupts.armed = False
+    return report if report.state != "needs_trace" or request.run is not None else None
 
 
 def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claimed) -> Report:
