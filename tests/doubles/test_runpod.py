@@ -92,6 +92,7 @@ def test_actions_follow_the_status(sandbox: Sandbox, api: httpx.Client) -> None:
     def act(action: str) -> httpx.Response:
         return api.post(f"{path}/action", json={"action": action})
 
+    pod = api.get(path).json()
     assert act("start").status_code == 409
     stopped = act("stop").json()
     assert (stopped["status"], stopped["cost"], stopped["ssh"]["direct"]) == ("EXITED", 0.0, None)
@@ -158,6 +159,7 @@ def test_keys(sandbox: Sandbox, api: httpx.Client) -> None:
             given = {"json": body()} if method == "POST" else {}
             assert own.request(method, path, **given).status_code == (404 if path == "/x" else 403), (method, path)
         assert own.get("/account/secrets").status_code == 403
+        assert own.patch(f"/pods/{one['id']}", json={"name": "x"}).status_code == 403
         assert own.post(f"/pods/{one['id']}/action", json={"action": "terminate"}).status_code == 204
     assert sandbox.events("ended")[0].who == one["id"]
     with client(sandbox, "nobody") as other:
