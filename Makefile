@@ -7,7 +7,7 @@ MODEL := .demo/model
 # More arguments for pytest: make test ARGS="tests/lineage -k head"
 ARGS ?=
 
-.PHONY: help install demo test lint types architecture bench system clean
+.PHONY: help install demo test lint types architecture bench sandbox system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,11 +37,17 @@ bench: install ## time a cold call against a plain training loop, and a bucket a
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/cold_call.py --model $(MODEL) --out build/cold_call.json
 	$(BIN)/python benchmarks/bucket.py --out build/bucket.json
 
-# openssh-server: tests of training over ssh start a real sshd of their own, on a free port, as the user who runs them.
-system: ## install the system packages that tests use: openssh-server (Debian and Ubuntu; sudo unless root)
+sandbox: install ## rehearse on an emulated Runpod: starts it here, until Ctrl-C (root on Linux; docs/sandbox.md)
+	@$(BIN)/python scripts/demo_model.py $(MODEL)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sandbox.sh --model $(MODEL) $(ARGS)
+
+# openssh-server: real sshd, for tests of training over ssh (as the user who runs them) and in emulated pods. nftables and
+# iproute2: the pods' networks. The others are what a pod may have or lack.
+PACKAGES := openssh-server nftables iproute2 busybox dash curl wget rsync
+system: ## install the system packages that tests and the sandbox use (Debian and Ubuntu; sudo unless root)
 	@sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
-	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends openssh-server
+	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $(PACKAGES)
 
 clean: ## remove .venv, the demo, caches and build results; never checkpoints or runs
-	rm -rf .venv .demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .demo .sandbox build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -86,7 +86,7 @@ class Api:
         if not request.who:
             missing = not request.headers.get("Authorization")
             return Problem(401, "missing bearer token" if missing else "invalid bearer token").answer
-        headers, refusal = self.limits.count(request.who)
+        headers, refusal = self.limits.count()
         _, match, handler = allowed[0]
         try:
             if refusal:

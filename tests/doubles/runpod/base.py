@@ -109,7 +109,7 @@ class Problem(Exception):
 
 
 class Limits:
-    """The windows of the provider's rate limit, per key. They are told in headers, and enforced when asked for."""
+    """The windows of the account's rate limit, all keys together: told in headers, and enforced when asked for."""
 
     WINDOWS = (("minute", 60, 60), ("hour", 3000, 3600), ("day", 50000, 86400))
 
@@ -117,17 +117,17 @@ class Limits:
         self.clock = clock
         self.enforced = False
         self._lock = threading.Lock()
-        self._calls: dict[str, list[float]] = {}
+        self._calls: list[float] = []
 
     def clear(self) -> None:
         with self._lock:
             self._calls.clear()
 
-    def count(self, who: str) -> tuple[dict[str, str], Problem | None]:
+    def count(self) -> tuple[dict[str, str], Problem | None]:
         """Count one call: the headers of its answer, and the refusal where it is one too many."""
         now, left, refusal = self.clock.now(), [], None
         with self._lock:
-            calls = [at for at in self._calls.get(who, []) if at > now - 86400]
+            calls = [at for at in self._calls if at > now - 86400]
             for name, quota, width in self.WINDOWS:
                 inside = [at for at in calls if at > now - width]
                 reset = int(inside[0] + width - now) + 1 if inside else width
@@ -135,6 +135,6 @@ class Limits:
                     refusal = Problem(429, f"rate limit exceeded for the {name} window", headers={})
                     refusal.answer.headers["Retry-After"] = str(reset)
                 left.append(f'"{name}";r={max(0, quota - len(inside) - 1)};t={reset}')
-            self._calls[who] = calls if refusal else [*calls, now]
+            self._calls = calls if refusal else [*calls, now]
         policy = ", ".join(f'"{name}";q={quota};w={width}' for name, quota, width in self.WINDOWS)
         return {"RateLimit": ", ".join(left), "RateLimit-Policy": policy}, refusal

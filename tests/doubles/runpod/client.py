@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from .faults import Fault
 from .journal import Entry
+from .screen import variables
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "rpa_sandbox_account_key"
@@ -32,13 +32,16 @@ class Sandbox:
 
     key = KEY
 
-    def __init__(self, root: Path, *, pods: str = "records", show: tuple[Path, ...] = ()) -> None:
+    def __init__(self, root: Path, *, pods: str = "records", show: tuple[Path, ...] = (), python: bool = False) -> None:
         """``pods``: ``records`` (no processes) or ``netns`` (real sshd pods; root on Linux). ``root`` keeps volumes and
-        the journal. ``show``: host folders that pods see, read-only."""
-        self._root, self._level, self._show = root, pods, show
+        the journal. ``show``: host folders that pods see, read-only; ``python``: those of this Python and its packages
+        too."""
+        self._root, self._level = root, pods
+        self._show = [f"--show={path}" for path in show] + ["--show-python"] * python
         self._process: subprocess.Popen[str] | None = None
         self.url = self.control = ""
         self._told = 0
+        self._frozen: dict[str, int] = {}
 
     def __enter__(self) -> Sandbox:
         self.start()
@@ -54,7 +57,7 @@ class Sandbox:
     def start(self) -> None:
         """Start it; the address is new."""
         command = [sys.executable, "-m", "tests.doubles.runpod", f"--root={self._root}", f"--pods={self._level}"]
-        command += ["--while-stdin", "--json", *(f"--show={path}" for path in self._show)]
+        command += ["--while-stdin", "--json", *self._show]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes)
         assert self._process.stdout
@@ -66,7 +69,11 @@ class Sandbox:
     def stop(self) -> None:
         """End it, and every pod."""
         if self._process:
-            self._process.communicate()  # its stdin is closed: it ends
+            try:
+                self._process.communicate(timeout=30)  # its stdin is closed: it ends
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
             self._process = None
 
     def kill(self) -> None:
@@ -77,8 +84,8 @@ class Sandbox:
         self._process = None
 
     def env(self) -> dict[str, str]:
-        """What a client process needs in its environment."""
-        return {"RUNPOD_API_KEY": self.key, "RUNPOD_API_URL": self.url}
+        """What a client process needs in its environment to use the sandbox as its target ``sandbox``."""
+        return variables({"url": self.url, "control": self.control}, self.key)
 
     def reset(self) -> None:
         """As at the start: no pods, faults, secrets, quirks; an empty journal. The contract is checked first."""
@@ -87,6 +94,7 @@ class Sandbox:
         finally:
             self.ask("reset")
             self._told = 0
+            self._frozen.clear()
 
     # What goes wrong.
 
@@ -155,6 +163,61 @@ class Sandbox:
         nothing."""
         self.ask("release", lost=lost)
 
+    # Real pods.
+
+    def cut(self, pod: str, what: str = "all") -> None:
+        """Drop packets silently: of the ``client`` (SSH), of the ``api``, or ``all``."""
+        self.ask("cut", pod=pod, what=what)
+
+    def freeze(self, pod: str, what: str = "client") -> None:
+        """Connections stay, and nothing answers on them: to the ``client`` the pod's sshd, to the pod the ``api``."""
+        if what == "api":
+            self._frozen[pod] = self.fault(Fault(who=pod, times=0, hold=True))[0]
+        else:
+            assert self.ask("freeze", pod=pod), "there is no sshd"
+
+    def heal(self, pod: str) -> None:
+        """Undo ``cut`` and ``freeze``."""
+        if pod in self._frozen:
+            self.ask("clear", number=self._frozen.pop(pod))
+        self.ask("heal", pod=pod)
+
+    def processes(self, pod: str) -> list[dict[str, Any]]:
+        """A pod's processes: ``pid`` as this machine counts, ``inner`` as the pod does, and their ``command``."""
+        found: list[dict[str, Any]] = self.ask("processes", pod=pod)
+        return found
+
+    def signal(self, pod: str, match: str, name: str = "KILL") -> int:
+        """Send a signal to the processes whose command matches: how many there were."""
+        count: int = self.ask("signal", pod=pod, match=match, name=name)
+        return count
+
+    def execute(self, pod: str, *command: str, given: str = "") -> str:
+        """Run a command in a pod, with its container's environment: what it printed.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        done = self.ask("execute", pod=pod, command=command, given=given)
+        assert done["code"] == 0, done
+        out: str = done["out"]
+        return out
+
+    def written(self, pod: str) -> list[str]:
+        """The files that a pod wrote to its disk."""
+        paths: list[str] = self.ask("written", pod=pod)
+        return paths
+
+    def search(self, text: str) -> list[str]:
+        """Where a text is: ``POD:/path`` on disks, ``POD:log`` in logs, ``volume:/path``."""
+        places: list[str] = self.ask("search", text=text)
+        return places
+
+    def expose(self, url: str) -> str:
+        """Make a server on 127.0.0.1 (the emulated Hub) reachable for pods too: its URL for all."""
+        exposed: str = self.ask("expose", port=int(url.rsplit(":", 1)[1].split("/")[0]))
+        return exposed
+
     # What happened.
 
     def journal(self, since: int = 0) -> list[Entry]:
@@ -209,9 +272,11 @@ class Sandbox:
     # The provider's document.
 
     def violations(self) -> list[str]:
-        """What requests and answers had, since the last look, that the provider's document does not allow; faults are
-        not counted."""
-        broken = [f"{e.target}: {text}" for e in self.journal() if e.kind == "call" for text in e.violations]
+        """What requests and answers had, since the last look, that the provider's document does not allow, and pods
+        that the sandbox could not run. Faults are not counted."""
+        entries = self.journal()
+        broken = [f"{e.target}: {text}" for e in entries for text in e.violations]
+        broken += [entry.line() for entry in entries if entry.event == "failed"]
         fresh, self._told = broken[self._told :], len(broken)
         return fresh
 
@@ -228,8 +293,3 @@ class Sandbox:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{verb}: {json.load(error)['error']}") from None
-
-
-def level_demanded() -> str:
-    """The level that ``STEPCTL_SANDBOX_LEVEL`` demands, or with CI=true ``netns``; else empty."""
-    return os.environ.get("STEPCTL_SANDBOX_LEVEL") or ("netns" if os.environ.get("CI") else "")

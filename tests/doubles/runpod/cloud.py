@@ -91,8 +91,8 @@ class Cloud:
             price = round(gpu.price(cloud) * count, 4)
             pods = [Pod(body, price, center, quirks, self.clock) for _ in range(2 if quirks.twin else 1)]
             for pod in pods:
-                self.pods[pod.id] = pod
                 pod.host, pod.port = self.containers.place(pod)
+                self.pods[pod.id] = pod
                 pod.log.add("system", f"create container {body['image']}")
                 self.journal.event("created", pod.id, pod.name, "account", "twin" if pod is not pods[0] else "")
             self.tick()
@@ -226,8 +226,12 @@ class Cloud:
     def _start(self, pod: Pod, event: str) -> None:
         pod.starts += 1
         pod.log.add("system", f"start container for {pod.body['image']}: begin")
-        self.containers.start(pod, pod.env(self.secrets))
-        self.journal.event(event, pod.id, pod.name, "provider")
+        try:
+            self.containers.start(pod, pod.env(self.secrets))
+        except Exception as error:  # of the sandbox's own making: tests must see it
+            self.journal.event("failed", pod.id, pod.name, "sandbox", repr(error))
+        else:
+            self.journal.event(event, pod.id, pod.name, "provider")
 
     def _center(self, body: dict[str, Any]) -> str | None:
         """The data center that the pod gets; None when there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Contract:
         if document:
             from openapi_core import Config, OpenAPI
 
-            plain = {PROBLEM: json.loads, "text/event-stream": bytes.decode}
+            plain: dict[str, Callable[[bytes], Any]] = {PROBLEM: json.loads, "text/event-stream": bytes.decode}
             config = Config(spec_validator_cls=None, extra_media_type_deserializers=plain)
             self.api = OpenAPI.from_dict(json.loads(document.read_text()), config=config)
 

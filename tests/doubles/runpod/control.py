@@ -18,25 +18,27 @@ from .base import Clock
 from .catalog import Catalog
 from .cloud import Cloud
 from .faults import Faults, Quirks
+from .inside import Inside
 from .journal import Journal
 from .pods import Pod
 from .server import Door
 
 
 class Control:
-    """The verbs. Methods of ``machine`` (what reaches into real pods) are verbs too."""
+    """The verbs. ``inside`` reaches into real pods; None where there are none."""
 
-    def __init__(self, cloud: Cloud, api: Api, faults: Faults, door: Door, machine: Any, more: dict[str, Any]) -> None:
-        self.cloud, self.api, self.faults, self.door, self.machine = cloud, api, faults, door, machine
-        self.about = more
+    def __init__(
+        self, cloud: Cloud, api: Api, faults: Faults, door: Door, inside: Inside | None, more: dict[str, Any]
+    ) -> None:
+        self.cloud, self.api, self.faults, self.door, self.about = cloud, api, faults, door, more
         self.verbs: dict[str, Callable[..., Any]] = {
             "about": self._about,
-            "fault": lambda **fault: faults.add(fault),
+            "fault": self._fault,
             "faults": faults.listed,
             "clear": faults.clear,
             "held": faults.held,
             "release": faults.release,
-            "journal": self.journal.entries,
+            "journal": self._journal,
             "quirks": self._quirks,
             "settings": self._settings,
             "catalog": self.catalog.change,
@@ -53,8 +55,10 @@ class Control:
             "secrets": lambda: dict(cloud.secrets),
             "reset": self._reset,
         }
-        for name in getattr(machine, "VERBS", ()):
-            self.verbs[name] = self._into(getattr(machine, name))
+        for name in getattr(inside, "POD_VERBS", ()):
+            self.verbs[name] = self._into(getattr(inside, name))
+        for name in getattr(inside, "VERBS", ()):
+            self.verbs[name] = getattr(inside, name)
 
     @property
     def journal(self) -> Journal:
@@ -84,8 +88,17 @@ class Control:
         verb.__doc__ = method.__doc__
         return verb
 
+    def _fault(self, **fault: Any) -> int:
+        """Let something go wrong with calls; fields of ``Fault`` in faults.py: its number."""
+        return self.faults.add(fault)
+
     def _about(self) -> dict[str, Any]:
         return {"url": f"http://{self.door.host}:{self.door.port}/v2", "key": self.api.key, **self.about}
+
+    def _journal(self, since: int = 0) -> list[dict[str, Any]]:
+        """Calls and events from a place on, in order."""
+        self.cloud.tick()
+        return self.journal.entries(since)
 
     def _quirks(self, pod: str | None = None, **changes: Any) -> dict[str, Any]:
         """Change how pods made from now on behave, or one pod."""

@@ -118,13 +118,14 @@ class Dropped(Exception):
     """Close the connection; answer nothing."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Held:
-    """A call that waits. ``gone`` is set when it was released; ``lost`` when it must not go on."""
+    """A call that waits because of a fault. ``gone`` is set when it was released; ``lost``: it must not go on."""
 
     target: str
     call: int
     when: str
+    fault: Fault
     gone: threading.Event = field(default_factory=threading.Event, repr=False)
     lost: bool = False
 
@@ -151,12 +152,12 @@ class Faults:
     def clear(self, number: int | None = None) -> None:
         """Take one fault, or all, out of force; calls that are held go on."""
         with self._lock:
-            for known in list(self._faults) if number is None else [number]:
-                self._faults.pop(known, None)
-        if number is None:
-            self.release()
+            numbers = list(self._faults) if number is None else [number]
+            faults = [self._faults.pop(known)[0] for known in numbers if known in self._faults]
+        self._let_go([fault for fault in faults if fault.hold], lost=False)
 
     def listed(self) -> list[dict[str, Any]]:
+        """The faults in force, and how often each was matched."""
         with self._lock:
             faults = list(self._faults.items())
         return [{"number": number, "matched": matched, **asdict(fault)} for number, (fault, matched) in faults]
@@ -184,7 +185,7 @@ class Faults:
             return None
         time.sleep(fault.delay)
         if fault.hold:
-            self._hold(Held(request.target, call, when))
+            self._hold(Held(request.target, call, when, fault))
         if fault.drop:
             raise Dropped
         return fault.answer() if fault.status else None
@@ -196,8 +197,12 @@ class Faults:
 
     def release(self, lost: bool = False) -> int:
         """Let the calls go on that are held; ``lost``: as if they had never come, or their answer had been lost."""
+        return self._let_go(None, lost)
+
+    def _let_go(self, faults: list[Fault] | None, lost: bool) -> int:
         with self._lock:
-            waiting, self._held = self._held, []
+            waiting = [held for held in self._held if faults is None or any(held.fault is one for one in faults)]
+            self._held = [held for held in self._held if held not in waiting]
         for held in waiting:
             held.lost = lost
             held.gone.set()

@@ -32,6 +32,7 @@ class Pod:
     status: as the API shows it; a deleted pod that lingers is TERMINATED.
     booted_at: when it was created, or last started again: ``Quirks.boot`` counts from here.
     started_at: the start of its container; None while it boots or is stopped.
+    inner_port: where a real pod takes SSH in; ``port`` is what it shows.
     restart_at: when a container that exited runs again.
     ends_at: when a delete that was answered takes effect; ``ended_by`` is who asked.
     """
@@ -52,6 +53,7 @@ class Pod:
     ended_by: str = ""
     host: str = ""
     port: int = 0
+    inner_port: int = 0
     starts: int = 0
     unlisted: int = 0
     unfound: int = 0

@@ -19,6 +19,9 @@ from .contract import Contract
 from .faults import Dropped, Fault, Faults
 from .journal import Entry, Journal
 
+LAST_WORDS = 0.3
+"""Seconds that a pod which ended itself goes on, so that it reads the answer; about 2 at the provider."""
+
 
 class Desk:
     """What the handlers of all connections share."""
@@ -96,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             desk.journal.end(entry)
             if request.then:
-                time.sleep(0.05)  # let the pod that ends itself read the answer
+                time.sleep(LAST_WORDS)
                 request.then()
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
