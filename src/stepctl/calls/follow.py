@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from stepctl.base.errors import Exit, StepctlError
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
-from stepctl.jobs.events import decode_events
+from stepctl.jobs.events import Saved, decode_events
 from stepctl.runs.record import RunRecord
 from stepctl.targets.base import Machine
 
@@ -32,18 +33,22 @@ class Tail:
 
     job: JobDir
     offset: int = 0
+    saved: int = 0
+    """How many checkpoints the job said to have saved on its machine, to be fetched."""
 
-    def tell(self, world: World) -> None:
-        """Pass what is new to the listener."""
+    def tell(self, world: World) -> bool:
+        """Pass what is new to the listener; says whether there was anything."""
         if not self.job.events.exists():
-            return
+            return False
         with self.job.events.open("rb") as file:
             file.seek(self.offset)
             data = file.read()
         events, used = decode_events(data)
         self.offset += used
         for event in events:
+            self.saved += isinstance(event, Saved)
             world.listener.event(event)
+        return bool(events)
 
 
 @dataclass
@@ -80,6 +85,8 @@ def follow(
     own: bool,
     cancel: bool = False,
     timeout: float | None = None,
+    patience: float | None = None,
+    fetch: Callable[[], None] | None = None,
 ) -> Ending:
     """Wait for the end of a job.
 
@@ -87,15 +94,19 @@ def follow(
         own: Ctrl-C asks the job to save and stop, a second one to end without saving; else Ctrl-C only leaves.
         cancel: end it without saving, from the start.
         timeout: seconds to wait at most.
+        patience: a stop was asked for: after so many seconds without an event it becomes a cancel.
+        fetch: brings home what a staged job has saved on its way.
     """
     job = world.store.job_dir(record.run)
     tail, canceller, began = Tail(job), Canceller(machine), world.now()
+    heard, fetched = began, 0
     if cancel:
         canceller.begin(began)
     while True:
         living = machine.alive()
         machine.sync()
-        tail.tell(world)
+        if tail.tell(world):
+            heard = world.now()
         if job.exit_code.exists() or not living:
             tail.tell(world)
             _reap(world, machine)
@@ -104,10 +115,24 @@ def follow(
             if not own:
                 return "detached"
             _interrupted(world, machine, canceller, job)
+        if fetch is not None and tail.saved > fetched:
+            fetched = tail.saved
+            _fetch(world, fetch)
+        if patience is not None and canceller.began is None and world.now() - heard >= patience:
+            world.listener.notice(f"nothing was saved in {patience / 60:.0f} minutes: the stop becomes a cancel")
+            canceller.begin(world.now())
         canceller.press(world.now())
         if timeout is not None and world.now() - began >= timeout:
             return "timed_out"
         world.wait(POLL_SEC)
+
+
+def _fetch(world: World, fetch: Callable[[], None]) -> None:
+    """A checkpoint on the way only shortens what could be lost: the end fetches it again when this fails."""
+    try:
+        fetch()
+    except (StepctlError, OSError) as error:
+        world.listener.notice(f"warning: a checkpoint on the way was not committed: {error}")
 
 
 def _reap(world: World, machine: Machine) -> None:

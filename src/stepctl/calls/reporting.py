@@ -42,8 +42,10 @@ def train_again(loaded: Loaded, record: RunRecord, *words: str) -> str:
 def exit_code(report: Report) -> int:
     """The exit code that a report's state means."""
     code = EXITS.get(report.state, Exit.FAILED)
-    if report.state == "failed" and report.error:
-        code = Exit(report.error.get("exit_code", Exit.FAILED))
+    if report.pod_alive:
+        return int(Exit.POD_ALIVE)
+    if report.error and report.state in ("failed", "stopped"):
+        code = Exit(report.error.get("exit_code", code))
     return int(Exit.CONFLICT if report.forked and code in (Exit.DONE, Exit.STOPPED) else code)
 
 
@@ -103,6 +105,32 @@ def with_result(report: Report, result: JobResult) -> Report:
     report.global_step, report.rows_done = result.step, result.rows_done
     report.checkpoint, report.supervised_tokens = result.checkpoint, result.supervised_tokens
     report.timings_sec, report.error = result.timings_sec, result.error
+    return report
+
+
+_REASONS = {
+    "deadline": (Exit.CAPPED, "the pod's deadline came"),
+    "cost": (Exit.CAPPED, "the pod's cost cap came"),
+    "stall": (Exit.FAILED, "the job said nothing for too long"),
+}
+"""What a pod's watchdog writes into ``control/reason`` before it asks for a save, and what that means."""
+
+
+def with_reason(report: Report, job: JobDir) -> Report:
+    """Add why the machine itself ended the job before its time, if it did."""
+    word = job.reason.read_text(errors="replace").strip() if job.reason.exists() else ""
+    if word not in _REASONS or report.state not in ("stopped", "failed"):
+        return report
+    code, text = _REASONS[word]
+    report.ended_by = word
+    saved = f"saved up to row {report.rows_done} of {report.rows_total}" if report.checkpoint else "nothing was saved"
+    again = f"the same command with --key {report.key}" if report.key else "the same command with --continue"
+    report.error = {
+        "code": word,
+        "message": f"{text}: {saved}",
+        "next": f"raise the cap, then {again}" if code == Exit.CAPPED else again,
+        "exit_code": int(code),
+    }
     return report
 
 

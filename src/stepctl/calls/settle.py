@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stepctl.base.errors import StepctlError
 from stepctl.base.names import iso, utc_now
+from stepctl.calls.away import bring_home, is_away, let_go, machine_of, teller
 from stepctl.calls.reporting import (
     close,
     read_events,
@@ -18,46 +18,45 @@ from stepctl.calls.reporting import (
     train_again,
     with_checkpoint,
     with_events,
+    with_reason,
     with_result,
 )
+from stepctl.calls.saved import commit_saved, saved_checkpoints
 from stepctl.calls.unreadable import pass_over
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
 from stepctl.lineage.head import DAMAGE
-from stepctl.lineage.records import Manifest
-from stepctl.lineage.store import (
-    check_folder,
-    clean_leftovers,
-    commit,
-    decode_manifest,
-    lines_of,
-    prune,
-    read_lineage,
-)
+from stepctl.lineage.store import lines_of, read_lineage
 from stepctl.runs.process import alive
 from stepctl.runs.record import UNFINISHED, RunRecord
 from stepctl.runs.report import Report
 from stepctl.runs.store import RunStore
-from stepctl.targets.base import Machine
-from stepctl.targets.open import open_machine
-
-
-def machine_of(store: RunStore, record: RunRecord) -> Machine:
-    """A connection to the run's job, from what the record holds: today's settings do not matter."""
-    return open_machine("local", record.target_options, store.job_dir(record.run), record.job)
+from stepctl.targets.base import Machine, MachineGone
 
 
 def running(store: RunStore, record: RunRecord) -> bool:
-    """Whether the run may still go on by itself. Changes nothing."""
+    """Whether the run may still go on by itself. Changes nothing, and asks no other machine: a job there counts as
+    running until its end is known here.
+    """
     if record.state not in UNFINISHED or store.job_dir(record.run).exit_code.exists():
         return False
-    return machine_of(store, record).alive() if record.job else alive(record.client)
+    if record.job is None:
+        return alive(record.client)
+    return is_away(record) or machine_of(store, record).alive()
+
+
+def busy(store: RunStore, record: RunRecord) -> bool:
+    """Whether somebody else sees to the run: it goes on here, or the process that began it follows it elsewhere."""
+    if is_away(record):
+        return record.state in UNFINISHED and alive(record.client)
+    return running(store, record)
 
 
 def unfinished(world: World, bucket: str, lineage: str, *, past_damage: bool = False) -> RunRecord | None:
     """The run of a lineage that still goes on; ended ones get their final state, and what they saved is committed.
 
-    The caller holds the store's lock.
+    The caller holds the store's lock. One on another machine is returned unless it has its final state: what that
+    takes may take long.
 
     Args:
         past_damage: pass over an ended run whose state a damaged head hides; what it saved is in the bucket then.
@@ -69,7 +68,7 @@ def unfinished(world: World, bucket: str, lineage: str, *, past_damage: bool = F
     for each in unreadable:
         world.listener.notice(f"warning: {pass_over(world.store, each, bucket, lineage)}")
     for record in records:
-        if running(world.store, record):
+        if running(world.store, record) or (is_away(record) and record.state in UNFINISHED):
             return record
         try:
             _bring_to_end(world, record)
@@ -89,23 +88,98 @@ def _bring_to_end(world: World, record: RunRecord) -> None:
         world.listener.notice(f"run {record.run}: its saved checkpoint is committed now")
 
 
-def settle(world: World, record: RunRecord, machine: Machine | None = None) -> RunRecord:
+def settle(world: World, record: RunRecord, machine: Machine | None = None, *, ended: bool = False) -> RunRecord:
     """Give an ended run its final state; one that still runs is returned as it is.
 
+    Args:
+        machine: the connection that followed the job.
+        ended: the job was seen to end.
+
     Raises:
-        StepctlError: the bucket cannot be read, and so it is not known what was committed.
+        StepctlError: the bucket cannot be read, and so it is not known what was committed; or the machine cannot be
+            reached, and what it saved is not here yet.
     """
-    store, job = world.store, world.store.job_dir(record.run)
-    machine = machine or machine_of(store, record)
-    if record.state not in UNFINISHED or running(store, record):
+    store = world.store
+    if record.state not in UNFINISHED or (not ended and running(store, record)):
         return record
+    machine = machine or machine_of(store, record, teller(world))
+    if not is_away(record):
+        return end_run(store, record, _final(world, record, machine))
+    with store.ending(record.run):
+        record = store.load(record.run)
+        if record.state not in UNFINISHED:
+            return record
+        report = _final_away(world, record, machine)
+        let_go(world, record, machine, report)
+        return end_run(store, record, report)
+
+
+def _final(world: World, record: RunRecord, machine: Machine) -> Report:
+    job = world.store.job_dir(record.run)
     if job.result.exists():
-        result = read_result(job)
-        return end_run(store, record, with_result(with_events(report_of(record), read_events(job)), result))
+        return with_result(with_events(report_of(record), read_events(job)), read_result(job))
     if record.job is None or not job.events.exists():
         how = machine.death()
-        return end_run(store, record, _no_trainer(record, job, how) if how else _needs_trace(record))
-    return end_run(store, record, _died(world, record, machine, job))
+        return _no_trainer(record, job, how) if how else _needs_trace(record)
+    return _died(world, record, machine, job)
+
+
+def _final_away(world: World, record: RunRecord, machine: Machine) -> Report:
+    """The same for another machine; what a staged job saved there is fetched and committed first."""
+    job = world.store.job_dir(record.run)
+    if record.job is None:
+        return _needs_trace(record)
+    result = read_result(job) if job.result.exists() else None
+    if result is not None and (not record.staged or result.state in ("needs_trace", "cancelled")):
+        return with_reason(with_result(with_events(report_of(record), read_events(job)), result), job)
+    refused: StepctlError | OSError | None = None
+    if record.staged:
+        try:
+            bring_home(world, record, machine)
+        except MachineGone:
+            pass
+        except (StepctlError, OSError) as error:
+            if not saved_checkpoints(job, record.lineage):
+                raise
+            refused = error
+    if result is None:
+        return with_reason(_died(world, record, machine, job), job)
+    report = with_result(with_events(report_of(record), read_events(job)), result)
+    return with_reason(_brought(world, record, report, refused), job)
+
+
+def _brought(world: World, record: RunRecord, report: Report, refused: StepctlError | OSError | None) -> Report:
+    """What a staged job reached, measured by what is in the bucket, or at least here."""
+    reached = report.checkpoint
+    if refused is not None:
+        report.state = "commit_pending"
+        report.error = {
+            "code": "commit_pending",
+            "message": f"step {report.global_step} is trained and saved here, but not in the bucket: {refused}",
+            "next": f"stepctl train attach {record.run}",
+        }
+        return report
+    state = read_lineage(world.open(record.bucket), record.lineage)
+    mine = lines_of(world.open(record.bucket), record.lineage, record.run)
+    newest = mine[-1] if mine else None
+    if newest is not None:
+        report.forked = newest not in state.ledger
+    if reached is None or (newest is not None and newest.checkpoint == reached):
+        return report
+    if newest is not None:
+        with_checkpoint(report, newest.checkpoint, newest.step, newest.rows_done)
+    else:
+        report.checkpoint, report.losses = None, []
+        report.global_step, report.rows_done = record.from_step, record.trace.rows_start
+    report.state = "lost_unretrieved"
+    again = ("--key", record.key) if record.key else ("--continue",) if newest else ()
+    report.error = {
+        "code": "lost_unretrieved",
+        "message": f"the job ended on its machine with {reached}, and the machine is gone before that was fetched; "
+        f"the head is at step {state.head_step}",
+        "next": train_again(world.loaded, record, *again),
+    }
+    return report
 
 
 def end_run(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
@@ -131,7 +205,7 @@ def end_run(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
     if not current:
         return ended
     folder = store.folder(record.run)
-    for leftover in ("restore", "init") + (() if report.state == "commit_pending" else ("out",)):
+    for leftover in ("restore", "init", "stage") + (() if report.state == "commit_pending" else ("out",)):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     return ended
 
@@ -164,27 +238,13 @@ def _no_trainer(record: RunRecord, job: JobDir, how: str) -> Report:
     return report
 
 
-def saved_checkpoint(job: JobDir, lineage: str) -> tuple[Path, Manifest] | None:
-    """The checkpoint that the job saved whole but has not committed, verified."""
-    for folder in sorted(job.out.glob("*"), reverse=True):
-        try:
-            manifest = decode_manifest((folder / "manifest.json").read_bytes(), lineage, folder.name)
-            check_folder(folder, manifest)
-        except (OSError, StepctlError):
-            continue
-        return folder, manifest
-    return None
-
-
 def _died(world: World, record: RunRecord, machine: Machine, job: JobDir) -> Report:
     """The process is gone without a result: what is saved is committed, what is committed counts."""
     report = with_events(report_of(record), read_events(job))
     cancelled = job.requested() == "cancel"
     bucket = world.open(record.bucket)
-    saved = None if cancelled else saved_checkpoint(job, record.lineage)
-    if saved is not None:
-        # When the head has moved meanwhile this makes a fork: the work is kept all the same.
-        commit_folder(world, record, *saved)
+    if not cancelled:
+        commit_saved(world, record)
     state = read_lineage(bucket, record.lineage)
     mine = lines_of(bucket, record.lineage, record.run)
     newest = mine[-1] if mine else None
@@ -216,15 +276,6 @@ def _death(world: World, record: RunRecord, machine: Machine, report: Report) ->
     }
 
 
-def commit_folder(world: World, record: RunRecord, folder: Path, manifest: Manifest) -> bool:
-    """Commit what a job saved; says whether it became a fork."""
-    bucket = world.open(record.bucket)
-    done = commit(bucket, folder, manifest, choose_root=record.new_root)
-    prune(bucket, record.lineage, record.settings.get("keep_checkpoints", 3))
-    clean_leftovers(bucket, record.lineage, record.run, utc_now())
-    return done.forked
-
-
 def commit_pending(world: World, record: RunRecord) -> RunRecord:
     """Commit what a run saved but could not commit.
 
@@ -234,8 +285,8 @@ def commit_pending(world: World, record: RunRecord) -> RunRecord:
     store = world.store
     if record.state != "commit_pending":  # another call committed it meanwhile
         return record
-    saved = saved_checkpoint(store.job_dir(record.run), record.lineage)
     report = msgspec.convert(record.report, Report)
+    saved = commit_saved(world, record)
     if saved is None:
         report.state, report.checkpoint = "failed", None
         report.global_step, report.rows_done = record.from_step, record.trace.rows_start
@@ -245,8 +296,7 @@ def commit_pending(world: World, record: RunRecord) -> RunRecord:
             "next": "stepctl status",
         }
         return end_run(store, record, report)
-    folder, manifest = saved
-    report.forked = commit_folder(world, record, folder, manifest)
+    manifest, report.forked = saved
     report.state = "done" if manifest.rows_done >= manifest.rows_total else "stopped"
     report.checkpoint, report.error = manifest.checkpoint, None
     return end_run(store, record, report)

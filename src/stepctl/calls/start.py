@@ -10,15 +10,24 @@ import msgspec
 
 from stepctl import __version__
 from stepctl.base.names import iso, new_run_id, utc_now
+from stepctl.calls.away import (
+    freight_of,
+    is_away,
+    is_staged,
+    machine_of,
+    target_of,
+    target_options,
+    teller,
+    token_for,
+    unload,
+)
 from stepctl.calls.decide import Decision
 from stepctl.calls.prepare import Prepared
 from stepctl.calls.request import TrainRequest
-from stepctl.calls.settle import machine_of
 from stepctl.calls.world import World
-from stepctl.config.model import LocalTarget
+from stepctl.config.model import RunpodTarget, Settings, TrainSettings
 from stepctl.jobs.directory import Payload
 from stepctl.jobs.spec import JOB_VERSION, JobSpec, ModelSpec, TraceFile, TraceSpec
-from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.records import ROOT
 from stepctl.lineage.store import LineageState
 from stepctl.runs.process import myself
@@ -73,7 +82,8 @@ def make_record(
         new_root=new_root,
         client=myself(),
         settings=_settings(prepared, decision.fresh),
-        target_options=_target_options(world, settings.target),
+        target_options=target_options(settings, decision.key),
+        staged=is_staged(settings),
         warnings=[
             *prepared.warnings,
             *decision.warnings,
@@ -107,18 +117,16 @@ def _settings(prepared: Prepared, fresh: bool) -> dict[str, Any]:
     }
 
 
-def _target_options(world: World, name: str) -> dict[str, Any]:
-    target = world.loaded.settings.targets.get(name) or LocalTarget()
-    options: dict[str, Any] = msgspec.to_builtins(target)
-    return options
-
-
 def start_job(
     world: World, request: TrainRequest, prepared: Prepared, record: RunRecord, state: LineageState
 ) -> tuple[RunRecord, Machine]:
-    """Start the trainer and hand it the examples. Each act is recorded before the next.
+    """Get the machine, start the trainer there and hand it the examples. Each act is recorded before the next.
 
-    A crash before the process is recorded leaves a trainer that ends by itself, since no examples come.
+    A crash before the process is recorded leaves a trainer that ends by itself, since no examples come. Until a
+    machine elsewhere is ready, Ctrl-C ends the call; from then on it is the run's.
+
+    Raises:
+        KeyboardInterrupt: there was one before the machine was ready.
     """
     store, run = world.store, record.run
     init = None
@@ -126,7 +134,11 @@ def start_job(
         init = store.folder(run) / "init"
         prepared.origin.place(prepared.bucket, init)
     spec = _spec(request, prepared, record, state, str(init) if init else None)
-    machine = machine_of(store, record)
+    machine = machine_of(store, record, teller(world))
+    if is_away(record):
+        world.interrupts.armed = False
+        machine.prepare(freight_of(world, prepared, record, state, init))
+        world.interrupts.armed = True
 
     def starting(record: RunRecord) -> None:
         record.state = "starting"
@@ -143,9 +155,11 @@ def start_job(
         Payload(
             trace=tuple(s.data for s in request.sources),
             eval=tuple(s.data for s in sources),
-            hf_token=world.loaded.hf_token if prepared.model.commit or is_hub(record.bucket) else None,
+            hf_token=token_for(world, prepared, record),
         )
     )
+    if is_away(record):
+        unload(store, record)
     return record, machine
 
 
@@ -167,7 +181,7 @@ def _spec(
             source=settings.model, revision=prepared.model.commit, trust_remote_code=settings.trust_remote_code
         ),
         lora=settings.lora,
-        train=settings.train,
+        train=_train_settings(settings),
         trace=_trace_spec(request.sources, record.trace.sha256, record.trace.rows_total, record.trace.rows_start),
         eval=_trace_spec((request.eval_source,), held_out.sha256, len(held_out.rows), 0)
         if request.eval_source and held_out
@@ -182,4 +196,13 @@ def _spec(
         keep_checkpoints=settings.keep_checkpoints,
         init_from=init,
         attempt=secrets.token_hex(8),
+        staged=record.staged,
     )
+
+
+def _train_settings(settings: Settings) -> TrainSettings:
+    """On a pod the target says what device the job must find: never the processor at the price of a GPU."""
+    target = target_of(settings)
+    if not isinstance(target, RunpodTarget):
+        return settings.train
+    return msgspec.structs.replace(settings.train, device=target.device, gpu_ids=())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from stepctl.calls.attach import report_now, wait_for_end
-from stepctl.calls.settle import machine_of, running, settle
+from stepctl.calls.away import is_away, machine_of, teller
+from stepctl.calls.settle import running, settle
 from stepctl.calls.world import World
+from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
 
 
@@ -13,9 +15,11 @@ def stop(world: World, run: str, timeout: float | None = None) -> Report:
     record = world.store.load(world.store.find(run))
     if not running(world.store, record):
         return report_now(world, settle(world, record))
-    machine_of(world.store, record).request("stop")
+    if is_away(record) and record.job is None:
+        return _give_up(world, record, timeout)
+    machine_of(world.store, record, teller(world)).request("stop")
     world.listener.notice("stopping: the step at hand is finished and saved")
-    return wait_for_end(world, record, own=False, timeout=timeout)
+    return wait_for_end(world, record, own=False, stop=True, timeout=timeout)
 
 
 def cancel(world: World, run: str, timeout: float | None = None) -> Report:
@@ -23,5 +27,14 @@ def cancel(world: World, run: str, timeout: float | None = None) -> Report:
     record = world.store.load(world.store.find(run))
     if not running(world.store, record):
         return report_now(world, settle(world, record))
+    if is_away(record) and record.job is None:
+        return _give_up(world, record, timeout)
     world.listener.notice("cancelling: nothing more is saved")
+    return wait_for_end(world, record, own=False, cancel=True, timeout=timeout)
+
+
+def _give_up(world: World, record: RunRecord, timeout: float | None) -> Report:
+    """Ask the call that is getting a machine for the run to let it go again."""
+    world.store.job_dir(record.run).request("cancel")
+    world.listener.notice("cancelling: the machine is let go, and nothing was trained yet")
     return wait_for_end(world, record, own=False, cancel=True, timeout=timeout)

@@ -7,14 +7,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from stepctl.base.errors import LineageConflict, StepctlError
-from stepctl.calls.attach import report_now, wait_for_end
+from stepctl.base.errors import Exit, LineageConflict, StepctlError
+from stepctl.calls.attach import report_now, tell_what_goes_on, wait_for_end
+from stepctl.calls.away import blame_pods, is_away, let_go, machine_of, teller
 from stepctl.calls.decide import Ask, Decision, decide
 from stepctl.calls.follow import TimedOut
 from stepctl.calls.prepare import Prepared, prepare, read_state
 from stepctl.calls.reporting import checkpoint_or_none, replayed, report_of
 from stepctl.calls.request import TrainRequest
-from stepctl.calls.settle import end_run, running, unfinished
+from stepctl.calls.settle import busy, end_run, unfinished
 from stepctl.calls.start import make_record, method_warnings, start_job, steps_of
 from stepctl.calls.world import World
 from stepctl.lineage.identity import require_same
@@ -22,6 +23,7 @@ from stepctl.lineage.records import LedgerLine
 from stepctl.lineage.store import LineageState
 from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
+from stepctl.targets.base import GivenUp
 
 WAIT_SEC = 0.5
 
@@ -66,16 +68,37 @@ def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claim
     try:
         record, machine = start_job(world, request, prepared, record, claimed.state)
     except (StepctlError, OSError) as error:
-        _failed_to_start(world, record, error)
-        raise
+        return _failed_to_start(world, record, error)
+    except KeyboardInterrupt:
+        return _given_up(world, record)
     if request.detach:
+        machine.close()
+        tell_what_goes_on(world, record)
         world.listener.notice(f"run {record.run} goes on by itself; follow it with: stepctl train attach {record.run}")
         return report_now(world, record)
     return wait_for_end(world, record, own=request.run is None, machine=machine, timeout=request.timeout)
 
 
-def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSError) -> None:
-    """Close the record as any other that ended; when that fails too, the error to tell is the first one."""
+def _given_up(world: World, record: RunRecord) -> Report:
+    """Ctrl-C, or a cancel from elsewhere, before the job existed: the machine is let go, whatever else is pressed."""
+    world.interrupts.armed = True
+    world.listener.notice("cancelling: the machine is let go, and nothing was trained")
+    record = world.store.load(record.run)
+    report = report_of(record)
+    report.state = "cancelled"
+    let_go(world, record, machine_of(world.store, record, teller(world)), report)
+    return report_now(world, end_run(world.store, record, report))
+
+
+def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSError) -> Report:
+    """Close the record as any other that ended; when that fails too, the error to tell is the first one.
+
+    Raises:
+        StepctlError, OSError: ``error``, unless it was a cancel.
+    """
+    world.interrupts.armed = True
+    if isinstance(error, GivenUp):
+        return _given_up(world, record)
     with contextlib.suppress(StepctlError, OSError):
         record = world.store.load(record.run)
         report = report_of(record)
@@ -84,7 +107,13 @@ def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSEr
         if isinstance(error, StepctlError):
             report.error = {"code": error.code, "message": error.message, "next": error.next}
             report.error["exit_code"] = int(error.exit_code)
+        if is_away(record):
+            let_go(world, record, machine_of(world.store, record, teller(world)), report)
         end_run(world.store, record, report)
+    if isinstance(error, StepctlError):
+        with contextlib.suppress(StepctlError, OSError):
+            blame_pods(error, world.store, record.run)
+    raise error
 
 
 def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord | None:
@@ -119,14 +148,40 @@ def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed |
             world.listener.notice(f"waiting for run {other.run}, which is training lineage {other.lineage!r}")
         # Only this one is looked at meanwhile: reading all records, of which there may be thousands, takes long.
         world.wait(WAIT_SEC)
-        while running(world.store, world.store.load(other.run)):
+        while busy(world.store, world.store.load(other.run)):
             if world.now() >= until:
-                raise TimedOut(
-                    f"the time limit passed, and run {other.run} of lineage {other.lineage!r} is not finished",
-                    safe="nothing was trained by this call",
-                    next="repeat the command later",
-                )
+                raise _waited_too_long(other)
             world.wait(WAIT_SEC)
+        if is_away(other):
+            _see_to(world, other, until)
+
+
+def _see_to(world: World, other: RunRecord, until: float) -> None:
+    """Bring a run on another machine to its end: nobody else may be there to do it.
+
+    Raises:
+        TimedOut: that takes longer than the call was given.
+        KeyboardInterrupt: there was a Ctrl-C.
+    """
+    report = wait_for_end(
+        world,
+        world.store.load(other.run),
+        own=False,
+        timeout=None if until == math.inf else max(0.0, until - world.now()),
+    )
+    world.interrupts.armed = False
+    if report.exit_code == Exit.DETACHED:
+        raise KeyboardInterrupt
+    if report.exit_code == Exit.TIMED_OUT:
+        raise _waited_too_long(other)
+
+
+def _waited_too_long(other: RunRecord) -> TimedOut:
+    return TimedOut(
+        f"the time limit passed, and run {other.run} of lineage {other.lineage!r} is not finished",
+        safe="nothing was trained by this call",
+        next="repeat the command later",
+    )
 
 
 def _same_key(request: TrainRequest, prepared: Prepared, other: RunRecord) -> RunRecord:

@@ -14,6 +14,7 @@ from stepctl.jobs.events import (
     Evaluation,
     Failed,
     Progress,
+    Saved,
     Status,
     Transfer,
     Warned,
@@ -69,6 +70,8 @@ def event_line(event: AnyEvent) -> str | None:  # noqa: PLR0911 - one for each k
         case Committed():
             fork = "; it is a fork, another checkpoint is the head" if event.forked else ""
             return f"committed {event.checkpoint} ({size(event.bytes)}){fork}"
+        case Saved():
+            return f"saved {event.checkpoint} on the machine ({size(event.bytes)})"
         case Transfer():
             eta = f", {duration(event.eta_sec)} left" if event.eta_sec > 0 else ""
             return f"{size(event.bytes_done)} of {size(event.bytes_total)}{eta}"

@@ -36,6 +36,11 @@ class JobDir:
         return self.path / "control"
 
     @property
+    def reason(self) -> Path:
+        """Why the machine itself asked for a stop: one word."""
+        return self.path / "control" / "reason"
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
 
@@ -50,7 +55,8 @@ class JobDir:
 
     def clear(self) -> None:
         """Remove what an attempt left that never got its examples; a request made from now on is for the next one."""
-        for leftover in (self.exit_code, self.result, self.events, self.control / "stop", self.control / "cancel"):
+        asked = (self.control / "stop", self.control / "cancel", self.reason)
+        for leftover in (self.exit_code, self.result, self.events, *asked):
             leftover.unlink(missing_ok=True)
 
     def request(self, what: str) -> None:

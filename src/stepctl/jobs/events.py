@@ -84,6 +84,15 @@ class Committed(Event, frozen=True, kw_only=True, tag="checkpoint"):
     forked: bool
 
 
+class Saved(Event, frozen=True, kw_only=True, tag="saved"):
+    """A checkpoint is complete on the machine; whoever follows the job fetches it and commits it (staged jobs)."""
+
+    checkpoint: str
+    step: int
+    rows_done: int
+    bytes: int
+
+
 class Transfer(Event, frozen=True, kw_only=True, tag="transfer"):
     """Bytes on their way to or from the bucket."""
 
@@ -108,7 +117,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     state: str
 
 
-AnyEvent = Status | Device | Progress | Evaluation | Warned | Committed | Transfer | Failed | Done
+AnyEvent = Status | Device | Progress | Evaluation | Warned | Committed | Saved | Transfer | Failed | Done
 _DECODER = msgspec.json.Decoder(AnyEvent)
 Sink = Callable[[AnyEvent], None]
 

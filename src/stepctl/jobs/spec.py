@@ -43,7 +43,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     digest of that checkpoint's manifest. ``new_root`` says that a choice of ``parent`` as the start is to be written
     with the first commit (``--fresh``). ``init_from`` is a folder with an adapter. ``bucket`` is an absolute path, or
     the URL of one on the Hub. ``attempt`` tells two jobs apart that were started for one run: an older one writes no
-    result.
+    result. ``staged`` says that ``bucket`` only lies between: who started the job fetches each checkpoint and
+    stores it where the lineage lives.
     """
 
     version: int
@@ -65,6 +66,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     keep_checkpoints: int
     init_from: str | None = None
     attempt: str = ""
+    staged: bool = False
 
 
 def decode_job(data: bytes) -> JobSpec:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from stepctl.base.errors import LineageConflict, StepctlError
-from stepctl.base.files import sha256_file
+from stepctl.base.files import make_dirs, sha256_bytes, sha256_file, write_atomic
 from stepctl.lineage import layout
 from stepctl.lineage.buckets.base import Absent, Bucket
 from stepctl.lineage.manifest import damaged
@@ -70,6 +70,21 @@ def fetch_checkpoint(
                 (to / each.path).unlink(missing_ok=True)
             raise damaged(lineage, checkpoint, entry.path, problem, previous=tree.previous(checkpoint))
     return node.manifest
+
+
+def copy_checkpoint(bucket: Bucket, lineage: str, checkpoint: str, expected_sha256: str | None, to: Path) -> None:
+    """Make the folder ``to`` a directory bucket that holds this checkpoint alone, for a job that reads it there.
+
+    Raises:
+        StepctlError: as :func:`fetch_checkpoint`.
+    """
+    folder = to / layout.checkpoint_at(lineage, checkpoint)
+    make_dirs(folder)
+    fetch_checkpoint(bucket, lineage, checkpoint, expected_sha256, folder)
+    data = bucket.read(layout.manifest_at(lineage, checkpoint))
+    if expected_sha256 is not None and sha256_bytes(data) != expected_sha256:
+        raise damaged(lineage, checkpoint, layout.MANIFEST, f"has another sha256 than {expected_sha256}")
+    write_atomic(folder / layout.MANIFEST, data)
 
 
 def _pruned(lineage: str, checkpoint: str) -> LineageConflict:

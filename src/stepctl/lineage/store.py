@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepctl.lineage.commit import CommitResult, choose, commit
-from stepctl.lineage.fetch import check_folder, fetch_checkpoint
+from stepctl.lineage.fetch import check_folder, copy_checkpoint, fetch_checkpoint
 from stepctl.lineage.forks import Fork, Forks, forks
 from stepctl.lineage.history import ChoiceEntry, Log, RunEntry, history
 from stepctl.lineage.identity import differences, require_same
@@ -36,6 +36,7 @@ __all__ = [
     "choose",
     "clean_leftovers",
     "commit",
+    "copy_checkpoint",
     "decode_manifest",
     "differences",
     "encode_manifest",

@@ -11,7 +11,7 @@ RUN_VERSION = 1
 UNFINISHED = ("created", "starting", "running")
 """States in which the run may still change by itself; all others are how it ended, or wait for somebody."""
 
-STATES = (*UNFINISHED, "done", "stopped", "cancelled", "failed", "needs_trace", "commit_pending")
+STATES = (*UNFINISHED, "done", "stopped", "cancelled", "failed", "lost_unretrieved", "needs_trace", "commit_pending")
 
 
 class ProcessId(Struct, frozen=True, kw_only=True):
@@ -35,6 +35,7 @@ class RunRecord(Struct, kw_only=True):
 
     ``parent`` is what its first checkpoint extends. ``client`` is the process that made the record, ``job`` the one
     that trains. ``settings`` are the effective ones (model, lora, train), ``target_options`` those of the target.
+    ``staged`` says that its checkpoints stay on the machine until this side fetches and commits them.
     ``counts`` has the rows of each label (KTO). ``report`` is what ``--json`` printed when it ended.
     """
 
@@ -58,6 +59,7 @@ class RunRecord(Struct, kw_only=True):
     client: ProcessId
     settings: dict[str, Any] = field(default_factory=dict)
     target_options: dict[str, Any] = field(default_factory=dict)
+    staged: bool = False
     job: ProcessId | None = None
     finished_at: str | None = None
     warnings: list[dict[str, Any]] = field(default_factory=list)

@@ -13,13 +13,17 @@ class Report(Struct, kw_only=True):
     """How a call went.
 
     ``state`` is one of: planned (``--dry-run``), running (detached), done, stopped, cancelled, failed, needs_trace,
-    commit_pending. ``loss`` is that of the last step, ``losses`` has one value a step of this call; ``eval_loss`` is
-    the held-out loss after the steps, ``eval_loss_before`` before them. ``num_examples`` counts the rows of the trace,
-    ``rows_done`` of ``rows_total`` those that are trained under this key or digest. ``replayed`` says that nothing was
-    trained because the key was answered already; ``forked`` that another writer's checkpoint is the head.
-    ``exact`` is false when the lineage went on with another machine, precision, thread count, release or chat template
-    on its way, or a GPU cannot repeat its sums, so that bit-equality with one unsplit call (of whole groups each) is
-    not promised; a warning says where. ``timings_sec`` are seconds. ``error`` is null unless the call failed.
+    commit_pending, lost_unretrieved (a pod ended before what was trained on it was fetched). ``loss`` is that of the
+    last step, ``losses`` has one value a step of this call; ``eval_loss`` is the held-out loss after the steps,
+    ``eval_loss_before`` before them. ``num_examples`` counts the rows of the trace, ``rows_done`` of ``rows_total``
+    those that are trained under this key or digest. ``replayed`` says that nothing was trained because the key was
+    answered already; ``forked`` that another writer's checkpoint is the head. ``exact`` is false when the lineage went
+    on with another machine, precision, thread count, release or chat template on its way, or a GPU cannot repeat its
+    sums, so that bit-equality with one unsplit call (of whole groups each) is not promised; a warning says where.
+    ``timings_sec`` are seconds. ``pods`` are the receipts of what was rented, one for each pod asked for (see
+    ``pod.json`` in docs/runpod.md), ``cost_usd`` what they cost as counted here, ``pod_alive`` whether one may be
+    alive still; ``ended_by`` is what ended a pod's job before its time (deadline, cost, stall). ``error`` is null
+    unless the call failed.
     """
 
     run: str | None
@@ -53,5 +57,9 @@ class Report(Struct, kw_only=True):
     warnings: list[dict[str, Any]] = field(default_factory=list)
     elapsed_sec: float = 0.0
     timings_sec: Timings = field(default_factory=Timings)
+    pods: list[dict[str, Any]] = field(default_factory=list)
+    cost_usd: float | None = None
+    pod_alive: bool = False
+    ended_by: str | None = None
     error: dict[str, Any] | None = None
     exit_code: int = 0

@@ -60,6 +60,18 @@ class RunStore:
         with _locked(self.path / ".lock"):
             yield
 
+    @contextmanager
+    def bringing(self, run: str) -> Iterator[None]:
+        """Held while the run's checkpoints are fetched from its machine and committed: one call at a time."""
+        with _locked(self.folder(run) / ".bringing"):
+            yield
+
+    @contextmanager
+    def ending(self, run: str) -> Iterator[None]:
+        """Held while a run on another machine is brought to its end: one call at a time."""
+        with _locked(self.folder(run) / ".ending"):
+            yield
+
     def create(self, record: RunRecord) -> None:
         """Write the intent of a new run.
 

@@ -7,10 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from stepctl.base.errors import Exit, StepctlError
 from stepctl.jobs.directory import Payload
 from stepctl.jobs.events import AnyEvent
 from stepctl.jobs.spec import JobSpec
 from stepctl.runs.record import ProcessId
+
+
+class MachineGone(StepctlError):
+    """The machine does not exist any more, and what was on it alone is lost."""
+
+    code = "machine_gone"
+
+
+class GivenUp(StepctlError):
+    """A cancel came from elsewhere while the machine was being got."""
+
+    exit_code = Exit.CANCELLED
+    code = "cancelled"
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
-"""From a target's name in the settings to a machine."""
+"""From a target's settings, as a run recorded them, to a machine."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from stepctl.jobs.directory import JobDir
-from stepctl.runs.record import ProcessId
-from stepctl.targets.base import Machine
+from stepctl.runs.record import RunRecord
+from stepctl.targets.base import Machine, Teller
 from stepctl.targets.local import LocalMachine
 
 
-def open_machine(kind: str, options: dict[str, object], job: JobDir, process: ProcessId | None) -> Machine:
-    """A machine of ``kind`` for the job in ``job``; ``process`` when the job was started already.
+def open_machine(options: Mapping[str, Any], job: JobDir, record: RunRecord, tell: Teller) -> Machine:
+    """The machine of a run whose directory here is ``job``.
 
     ``options`` are the target's settings, as recorded with the run, so that attaching needs no settings of today.
     """
-    assert kind == "local", kind
-    python = options.get("python")
-    return LocalMachine(job, str(python) if python else None, process)
+    assert options["kind"] == "local", options["kind"]
+    return LocalMachine(job, options.get("python"), record.job)

@@ -16,7 +16,7 @@ from stepctl.base.errors import StepctlError
 from stepctl.base.files import make_dirs, write_atomic
 from stepctl.base.names import iso, utc_now
 from stepctl.jobs.directory import JobDir, Payload
-from stepctl.jobs.events import Committed, Device, Evaluation, Failed, Progress, Sink, Status, Warned
+from stepctl.jobs.events import Committed, Device, Evaluation, Failed, Progress, Saved, Sink, Status, Warned
 from stepctl.jobs.result import JobResult
 from stepctl.jobs.spec import JobSpec, TraceSpec
 from stepctl.jobs.transfers import Transfers
@@ -360,13 +360,19 @@ class Job:
             choose_root=spec.new_root,
             notify=lambda what: self.emit(Status(phase=what)),
         )
-        self.result.checkpoint, self.result.forked = done.checkpoint, done.forked
+        size = sum(f.size for f in manifest.files)
+        self.result.checkpoint = done.checkpoint
+        if spec.staged:
+            # Nothing is pruned here: what is not fetched yet is needed, up to the parent of all.
+            self.emit(Saved(checkpoint=done.checkpoint, step=manifest.step, rows_done=manifest.rows_done, bytes=size))
+            return
+        self.result.forked = done.forked
         self.emit(
             Committed(
                 checkpoint=done.checkpoint,
                 step=manifest.step,
                 rows_done=manifest.rows_done,
-                bytes=sum(f.size for f in manifest.files),
+                bytes=size,
                 forked=done.forked,
             )
         )

@@ -1,0 +1,171 @@
+"""Runs on machines of others: what is brought there, what is brought home, and letting the machine go."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepctl.base.errors import Exit, StepctlError, UsageError
+from stepctl.base.files import sha256_bytes
+from stepctl.calls.saved import commit_saved
+from stepctl.calls.world import World
+from stepctl.config.model import LocalTarget, RunpodTarget, Settings, SshTarget
+from stepctl.lineage.buckets import is_hub
+from stepctl.lineage.store import LineageState, copy_checkpoint, lines_of
+from stepctl.models.resolve import is_folder
+from stepctl.runs.pods import PodFile
+from stepctl.runs.record import RunRecord
+from stepctl.runs.report import Report
+from stepctl.targets.base import Freight, Machine, Teller
+from stepctl.targets.open import open_machine
+
+if TYPE_CHECKING:
+    from stepctl.calls.prepare import Prepared
+    from stepctl.runs.store import RunStore
+
+
+def is_away(record: RunRecord) -> bool:
+    """Whether the run's job is on another machine than this one."""
+    return bool(record.target_options.get("kind", "local") != "local")
+
+
+def machine_of(store: RunStore, record: RunRecord, tell: Teller | None = None) -> Machine:
+    """A connection to the run's job, from what the record holds: today's settings do not matter."""
+    options = {"kind": "local", **record.target_options}
+    return open_machine(options, store.job_dir(record.run), record, tell or Teller())
+
+
+def teller(world: World) -> Teller:
+    """Says what a machine does to whoever listens to the call."""
+    return Teller(notice=world.listener.notice, event=world.listener.event)
+
+
+def target_of(settings: Settings) -> LocalTarget | SshTarget | RunpodTarget:
+    """The target that the settings name."""
+    return settings.targets.get(settings.target) or LocalTarget()
+
+
+def target_options(settings: Settings, key: str | None) -> dict[str, Any]:
+    """What the record carries of the target: enough to find and end its machine without the settings of today.
+
+    ``mark`` is how another machine that repeats the call (``--key``) finds its pod.
+    """
+    options: dict[str, Any] = msgspec.to_builtins(target_of(settings))
+    if isinstance(target_of(settings), RunpodTarget):
+        options["mark"] = mark_of(settings, key)
+    return options
+
+
+def mark_of(settings: Settings, key: str | None) -> str:
+    """Hex sha256 that stands for bucket, lineage and key; empty without a key."""
+    if key is None:
+        return ""
+    return sha256_bytes("\0".join((settings.bucket, settings.lineage, key)).encode())
+
+
+def is_staged(settings: Settings) -> bool:
+    """Whether the client commits: the bucket is a directory here, or the machine is not to have a token that writes.
+
+    Raises:
+        UsageError: the machine is asked to commit where it cannot.
+    """
+    target = target_of(settings)
+    if isinstance(target, LocalTarget):
+        return False
+    if not is_hub(settings.bucket):
+        if target.commit == "machine":
+            raise UsageError(
+                f"targets.{settings.target}.commit is machine, and the bucket {settings.bucket} is a directory of "
+                "this machine",
+                next='leave commit at "auto", or use a bucket on the Hub',
+            )
+        return True
+    if target.commit != "auto":
+        return target.commit == "client"
+    return isinstance(target, RunpodTarget) and target.cloud == "COMMUNITY"
+
+
+def token_for(world: World, prepared: Prepared, record: RunRecord) -> str | None:
+    """The Hugging Face token that the job gets, if any: none that it does not need, and none on hardware of others."""
+    if is_away(record) and record.staged and record.target_options.get("cloud") == "COMMUNITY":
+        return None
+    needed = prepared.model.commit is not None or (is_hub(record.bucket) and not record.staged)
+    return world.loaded.hf_token if needed else None
+
+
+def freight_of(world: World, prepared: Prepared, record: RunRecord, state: LineageState, init: Path | None) -> Freight:
+    """What the job needs beside it, gathered in the run's folder; ``unload`` removes it again."""
+    model = Path(prepared.model.source) if is_folder(prepared.model.source) else None
+    digest = prepared.model.revision.removeprefix("files:") if model else ""
+    stage = None
+    if record.staged and state.head is not None and not record.new_root:
+        stage = world.store.folder(record.run) / "stage"
+        shutil.rmtree(stage, ignore_errors=True)
+        copy_checkpoint(prepared.bucket, record.lineage, record.parent, state.head_sha256, stage)
+    return Freight(stage=stage, init=init, model=model, model_digest=digest)
+
+
+def unload(store: RunStore, record: RunRecord) -> None:
+    """Remove what was gathered for the machine."""
+    for name in ("stage", "init"):
+        shutil.rmtree(store.folder(record.run) / name, ignore_errors=True)
+
+
+def bring_home(world: World, record: RunRecord, machine: Machine) -> None:
+    """Fetch what a staged job has saved, and commit it.
+
+    Raises:
+        StepctlError, OSError: the machine cannot be reached, or the bucket refuses: what is fetched is here then.
+    """
+    with world.store.bringing(record.run):
+        bucket = world.open(record.bucket)
+        known = [line.checkpoint for line in lines_of(bucket, record.lineage, record.run)]
+        fetched = machine.retrieve(record.lineage, known)
+        commit_saved(world, record)
+        # The bucket tells from here on, and a long job saves many.
+        for folder in fetched:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def let_go(world: World, record: RunRecord, machine: Machine, report: Report) -> None:
+    """Let the machine of an ended run go, and put the receipt into the report.
+
+    A machine that cannot be let go is no reason to lose what the run did: the report says so, and its exit code.
+    """
+    try:
+        machine.release()
+    except StepctlError as error:
+        # A pod that may be alive is in pod.json; what was left on a machine of the user's own costs nothing.
+        world.listener.notice(f"warning: {error.message}" + (f"; next: {error.next}" if error.next else ""))
+    finally:
+        machine.close()
+    with_pods(report, world.store, record.run)
+
+
+def with_pods(report: Report, store: RunStore, run: str) -> Report:
+    """Add the receipts of the run's pods, and what they cost."""
+    file = PodFile(store.folder(run))
+    if not file.exists():
+        return report
+    record = file.load()
+    report.pods = [msgspec.to_builtins(attempt) for attempt in record.attempts]
+    report.cost_usd = round(record.spent_usd, 4)
+    report.pod_alive = any(attempt.state != "kept" for attempt in record.open)
+    return report
+
+
+def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
+    """Make an error say that a pod of the run may still be alive, when that is so: it outranks everything else."""
+    file = PodFile(store.folder(run))
+    alive = [each for each in file.load().open if each.state != "kept"] if file.exists() else []
+    if not alive:
+        return
+    prices = [each.price or each.listed_price for each in alive]
+    rate = f" (${sum(p for p in prices if p):.2f} an hour)" if any(prices) else ""
+    names = ", ".join(each.pod or each.name for each in alive)
+    error.exit_code = Exit.POD_ALIVE
+    error.cost = f"a pod may still be alive: {names}{rate}"
+    error.next = f"stepctl pod rm {run}"
