@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -84,11 +84,11 @@ def stamp(pace: Pace) -> str:
     return iso(pace.utc())
 
 
-def claim(file: PodFile, pods: Iterable[Pod], pace: Pace, *, ending: tuple[str, str] | None = None) -> PodRecord:
+def claim(file: PodFile, pods: Sequence[Pod], pace: Pace, *, ending: tuple[str, str] | None = None) -> PodRecord:
     """Enter the run's pods that the record does not know yet: nothing that was seen is ever forgotten.
 
     An open attempt without a pod gets the first living pod of its name. Whatever else there is was made twice, or came
-    late: it is entered before the attempts that it belongs to, as one to be ended.
+    late: it is entered before the attempts that it belongs to, as one to be ended. So is one that was called gone.
 
     Args:
         file: the record.
@@ -107,7 +107,13 @@ def claim(file: PodFile, pods: Iterable[Pod], pace: Pace, *, ending: tuple[str, 
             waiting = _like(same, pod, pace)
             record.attempts.insert(record.attempts.index(same[0]) if same else 0, waiting)
         _enter(waiting, pod, to_end, stamp(pace))
-    if new:
+    listed = {pod.id: pod for pod in pods}
+    back = [attempt for attempt in record.attempts if attempt.state == "gone" and attempt.pod in listed]
+    for attempt in back:
+        attempt.state, attempt.gone_at, attempt.spent_usd = "ending", None, None
+        if ending is not None:
+            attempt.ended_by, attempt.reason = ending
+    if new or back:
         file.save(record)
     return record
 

@@ -21,7 +21,7 @@ DENIED_SECONDS = 60.0
 """A login may be refused for so long after sshd answered: the key is written by the container's start command."""
 
 MISSES = 3
-_FIRST_PAUSE = 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 3.0
 
 Word = Literal["ok", "closed", "denied"]
 Probe = Callable[[str, int], Word]
@@ -107,7 +107,7 @@ class _Wait:
                 if deadline.over:
                     break
                 self._pace.wait(min(self._pause, self._pace.poll_seconds))
-                self._pause *= 2
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             if deadline.over:
                 raise NotReady(
                     f"pod {self._pod} could not be logged into within {grace / 60:.3g} minutes of its creation: "

@@ -109,7 +109,9 @@ def _rented(pod: Pod, attempt: Attempt | None, now: datetime) -> Rented:
     age = None if created is None else max((now - created).total_seconds(), 0.0)
     price = pod.price or (attempt and (attempt.price or attempt.listed_price)) or None
     seconds = env.get("STEPCTL_MAX_SECONDS") or ""
-    deadline = created + timedelta(seconds=int(seconds)) if created and seconds.isdecimal() else None
+    deadline = (
+        created + timedelta(seconds=int(seconds)) if created and seconds.isascii() and seconds.isdecimal() else None
+    )
     if attempt is not None and (tightened := moment(attempt.deadline_at)):
         deadline = min(deadline, tightened) if deadline else tightened
     return Rented(
