@@ -144,25 +144,35 @@ class Api:
         return [each for each in found if each.id and each.id != "unknown"]
 
     def logs(
-        self, pod_id: str, source: str = "container", tail: int = 100, *, seconds: float = 30.0
+        self,
+        pod_id: str,
+        source: str = "container",
+        tail: int = 100,
+        *,
+        seconds: float = 30.0,
+        silence: float = 5.0,
     ) -> Iterator[LogLine]:
-        """Lines of a pod's log, oldest first, until none comes for 5 seconds or ``seconds`` are over.
+        """Lines of a pod's log, oldest first, until none comes for ``silence`` seconds or ``seconds`` are over.
 
         Args:
             pod_id: the pod.
             source: ``container`` or ``system``.
             tail: lines of the past, at most 5000.
             seconds: for all of it.
+            silence: the stream stays open for what is still to come: this ends it.
         """
         doing = f"read the log of pod {pod_id}"
-        end = self._wire.now() + seconds
+        heard = self._wire.now()
+        end = heard + seconds
         params = {"source": source, "tail": str(tail)}
-        with self._wire.stream(_path("pods", pod_id, "logs"), doing, params) as lines:
+        with self._wire.stream(_path("pods", pod_id, "logs"), doing, params, read=silence) as lines:
             for line in lines:
                 if line.startswith("data:"):
+                    heard = self._wire.now()
                     with suppress(msgspec.MsgspecError):
                         yield msgspec.json.decode(line[5:], type=LogLine, strict=False)
-                if self._wire.now() > end:
+                # Comments keep a stream alive, and say nothing.
+                if self._wire.now() > min(end, heard + silence):
                     return
 
     def secrets(self) -> list[Secret]:

@@ -24,6 +24,7 @@ def pod_args() -> str:
 def pod_env(options: Mapping[str, Any], api_url: str, keys: PodKeys, run: str) -> dict[str, str]:
     def seconds(name: str) -> str:
         return str(max(1, round(60 * float(options[name]))))
+
     env = {
         "PUBLIC_KEY": keys.client,
         "STEPCTL_MARK": str(options.get("mark") or ""),

@@ -12,6 +12,7 @@ from stepctl.targets.runpod.errors import RunpodError
 
 TAIL = 5000
 CAPTURE_SECONDS = 15.0
+SILENCE_SECONDS = 1.0
 EVERY_SECONDS = 120.0
 
 
@@ -23,7 +24,7 @@ def capture(api: Api, file: PodFile, pod: str, *, seconds: float = CAPTURE_SECON
     """
     lines = []
     try:
-        for line in api.logs(pod, "container", TAIL, seconds=seconds):
+        for line in api.logs(pod, "container", TAIL, seconds=seconds, silence=SILENCE_SECONDS):
             lines.append(f"{line.ts or ''} {line.line}".strip())
     except RunpodError:
         pass

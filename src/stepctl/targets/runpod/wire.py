@@ -28,7 +28,6 @@ LONGEST_LIMIT = 180.0
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 CREATE_TIMEOUT = httpx.Timeout(90.0, connect=10.0)
-STREAM_TIMEOUT = httpx.Timeout(30.0, connect=10.0, read=5.0)
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 _WINDOW = re.compile(r'"?\w+"?\s*;[^,]*')
 
@@ -122,14 +121,14 @@ class Wire:
             pause *= 2
 
     @contextmanager
-    def stream(self, path: str, doing: str, params: dict[str, str]) -> Iterator[Iterator[str]]:
-        """The lines of an event stream, until it is silent for 5 seconds, or lost."""
+    def stream(self, path: str, doing: str, params: dict[str, str], *, read: float) -> Iterator[Iterator[str]]:
+        """The lines of an event stream, until nothing at all comes for ``read`` seconds, or it is lost."""
         request = self.http.build_request(
             "GET",
             self.url + path,
             params=params,
             headers=self._headers() | {"Accept": "text/event-stream"},
-            timeout=STREAM_TIMEOUT,
+            timeout=httpx.Timeout(30.0, connect=10.0, read=read),
         )
         try:
             response = self.http.send(request, stream=True)
