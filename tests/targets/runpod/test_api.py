@@ -387,14 +387,11 @@ def test_the_catalog(desk: Desk) -> None:
     assert [gpu.id for gpu in Scripted(odd).api.gpus(1, "SECURE")] == ["B"]
 
 
-def test_logs_end_in_silence_or_in_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepctl.targets.runpod import wire
-
-    monkeypatch.setattr(wire, "STREAM_TIMEOUT", httpx.Timeout(5.0, read=0.3))
+def test_logs_end_in_silence_or_in_time(desk: Desk) -> None:
     pod = desk.api.create(_named(1))
     for n in range(5):
         desk.sandbox.add_log(pod.id, f"line {n}")
-    lines = list(desk.api.logs(pod.id, "container", 3))
+    lines = list(desk.api.logs(pod.id, "container", 3, silence=0.3))
     assert [(line.line, line.source) for line in lines] == [(f"line {n}", "container") for n in (2, 3, 4)]
     assert lines[0].ts
     assert list(desk.api.logs(pod.id, "container", 100, seconds=-1)) == []

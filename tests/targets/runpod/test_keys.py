@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import stat
 
-import httpx
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from tests.doubles.runpod import Fault
 from tests.targets.runpod.acting import RUN, Desk
 
-from stepctl.targets.runpod import wire
 from stepctl.targets.runpod.errors import BadKey
 from stepctl.targets.runpod.keys import (
     close_secret,
@@ -126,8 +124,7 @@ def test_pinning(desk: Desk) -> None:
     assert desk.file.known_hosts.read_text() == f"192.0.2.7 {key}\n"
 
 
-def test_the_host_key_of_the_log(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STREAM_TIMEOUT", httpx.Timeout(5.0, read=0.3))
+def test_the_host_key_of_the_log(desk: Desk) -> None:
     pod = desk.make().pod or ""
     assert host_key_from_log(desk.api, pod) is None
     for line in ("stepctl-host-key: ssh-rsa AAAA", f"stepctl-host-key: {KEY} root@pod", "something else"):
