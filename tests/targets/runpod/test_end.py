@@ -15,6 +15,8 @@ from stepctl.runs.pods import PodFile
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.end import end_all, end_pod, end_unrecorded
 from stepctl.targets.runpod.errors import PodAlive
+from stepctl.targets.runpod.records import CreatePod
+from stepctl.targets.runpod.wants import body_of
 
 DELETES = r"^DELETE /v2/pods/"
 LOOKS = r"^GET /v2/pods/"
@@ -179,9 +181,7 @@ def test_end_all_ends_whatever_bears_the_runs_name(desk: Desk) -> None:
     assert desk.states() == ["gone", "gone"]
 
 
-def _body(desk: Desk, name: str, run: str):  # noqa: ANN202
-    from stepctl.targets.runpod.wants import body_of
-
+def _body(desk: Desk, name: str, run: str) -> CreatePod:
     return body_of(replace(desk.wants(), run=run), name, "NVIDIA L4", 0.39)
 
 

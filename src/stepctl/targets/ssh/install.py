@@ -74,7 +74,7 @@ def prepare(
     stream = Stream(connection, f"exec {shell_path(where.python)} -c {shlex.quote(_program())}")
     try:
         stream.write(json.dumps(want).encode() + b"\n")
-        told = _hear(stream, made, notice, _first(connection, where))
+        told = _hear(stream, made, notice, _first(connection, where), connection.limits.setup)
     except (Ended, ValueError):
         words = stream.words()
         raise errors.BadSetup(
@@ -103,11 +103,11 @@ def _program() -> str:
     return f'import base64; exec(compile(base64.b64decode("{text}"), "bootstrap", "exec"))'
 
 
-def _hear(stream: Stream, made: wheel.Wheel, notice: Callable[[str], None], first: str) -> dict[str, Any]:
+def _hear(stream: Stream, made: wheel.Wheel, notice: Callable[[str], None], first: str, limit: float) -> dict[str, Any]:
     """The last answer; the wheel is sent when it is asked for."""
     said = ""
     while True:
-        told: dict[str, Any] = json.loads(stream.line())
+        told: dict[str, Any] = json.loads(stream.line(limit))
         if told.get("need") == "wheel":
             notice(first)
             stream.write(made.data)

@@ -75,7 +75,7 @@ class SshMachine:
         self._link = Link(self._attach, clock, tell.notice)
         self._freight = Freight()
         self._state: Job | None = None
-        self._asked: tuple[Ask, float] | None = None
+        self._asked: tuple[Agent, Ask, float] | None = None
         self._next_poll = self._renewed = 0.0
         self._signals: list[str] = []
         self._launch: Stream | None = None
@@ -308,11 +308,11 @@ class SshMachine:
             self._next_poll = self._clock() + self._pace.poll
             return
         agent = opened.agent
-        if self._asked is None:
+        if self._asked is None or self._asked[0] is not agent:
             self._post(agent)
         while self._asked is not None:
             told = agent.answer(wait)
-            ask, since = self._asked
+            _, ask, since = self._asked
             if told is None:
                 if self._clock() - since >= self._limits.answer:
                     raise opened.connection.lost()
@@ -326,7 +326,7 @@ class SshMachine:
     def _post(self, agent: Agent) -> None:
         events, log = self._mirror.offsets()
         ask = Ask(op="poll", job=agent.job, events=events, log=log, lease=self._lease)
-        self._asked = ask, self._clock()
+        self._asked = agent, ask, self._clock()
         agent.post(ask)
 
     def _take(self, agent: Agent, ask: Ask, told: Job) -> bool:
