@@ -96,7 +96,7 @@ def tell_what_goes_on(world: World, record: RunRecord) -> None:
         return
     price = attempt.price or attempt.listed_price
     rate = f" at ${price:.2f} an hour" if price else ""
-    until = f"; it ends itself at {attempt.deadline_at} at the latest" if attempt.deadline_at else ""
+    until = f"; it ends itself at {attempt.deadline_at[:19]} UTC at the latest" if attempt.deadline_at else ""
     grace = record.target_options.get("retrieve_grace_minutes", 0)
     stays = f", or {grace:g} minutes after the job, and what is not fetched by then is lost" if record.staged else ""
     world.listener.notice(f"pod {attempt.pod or attempt.name} goes on{rate}{until}{stays}")

@@ -43,15 +43,17 @@ def report_lines(report: Report) -> Iterator[str]:
 
 def _receipts(report: Report) -> Iterator[str]:
     """What was rented and what became of it."""
+    from stepctl.cli.display import dollars, moment
+
     for pod in report.pods:
         if pod["pod"] is None:
             continue
-        cost = "" if pod["spent_usd"] is None else f", ${pod['spent_usd']:.2f}"
+        cost = "" if pod["spent_usd"] is None else f", {dollars(pod['spent_usd'])}"
         what = f"pod {pod['pod']} ({pod['gpu_type']})"
         if pod["state"] == "gone":
-            yield f"receipt: {what} is gone since {pod['gone_at'][:19]}Z, ended by {_WHO[pod['ended_by']]}{cost}"
+            yield f"receipt: {what} is gone since {moment(pod['gone_at'])}, ended by {_WHO[pod['ended_by']]}{cost}"
         elif pod["state"] == "kept":
-            yield f"kept: {what} until {pod['kept_until'][:19]}Z"
+            yield f"kept: {what} until {moment(pod['kept_until'])}"
         elif pod["state"] != "handed" and report.state != "running":
             yield f"MAY STILL BE ALIVE: {what}; stepctl pod rm {report.run}"
 
