@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from stepctl.base.errors import Exit, StepctlError, UsageError
 from stepctl.base.files import sha256_bytes
 from stepctl.calls.saved import commit_saved
 from stepctl.calls.world import World
-from stepctl.config.model import LocalTarget, RunpodTarget, Settings, SshTarget
+from stepctl.config.model import LocalTarget, RunpodTarget, Settings, SshTarget, Target
 from stepctl.jobs.events import Committed
 from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.records import Manifest
@@ -45,7 +46,7 @@ def teller(world: World) -> Teller:
     return Teller(notice=world.listener.notice, event=world.listener.event)
 
 
-def target_of(settings: Settings) -> LocalTarget | SshTarget | RunpodTarget:
+def target_of(settings: Settings) -> Target:
     """The target that the settings name."""
     return settings.targets.get(settings.target) or LocalTarget()
 
@@ -59,6 +60,15 @@ def target_options(settings: Settings, key: str | None, keep_sec: float | None =
     if isinstance(target_of(settings), RunpodTarget):
         options |= {"mark": mark_of(settings, key), "keep_sec": keep_sec}
     return options
+
+
+def recorded_target(options: Mapping[str, Any]) -> Target:
+    """The target of a record, whatever the settings of today say; what a newer release added is passed over."""
+    kinds: tuple[type[Any], ...] = (LocalTarget, SshTarget, RunpodTarget)
+    kind = next(each for each in kinds if each.__struct_config__.tag == options.get("kind", "local"))
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    target: Target = msgspec.convert({name: value for name, value in options.items() if name in names}, kind)
+    return target
 
 
 def mark_of(settings: Settings, key: str | None) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from stepctl.base.errors import StepctlError, UsageError
 from stepctl.base.files import sha256_bytes
+from stepctl.calls.away import recorded_target
 from stepctl.calls.reporting import train_again
 from stepctl.calls.request import STDIN, TrainRequest, read_source
 from stepctl.calls.train import train
@@ -83,6 +84,7 @@ def _loaded(loaded: Loaded, record: RunRecord) -> Loaded:
         bucket=record.bucket,
         lineage=record.lineage,
         target=record.target,
+        targets={**loaded.settings.targets, record.target: recorded_target(record.target_options)},
         init_from=recorded.get("init_from"),
         keep_checkpoints=recorded["keep_checkpoints"],
         trust_remote_code=recorded.get("trust_remote_code", loaded.settings.trust_remote_code),

@@ -119,6 +119,15 @@ def open_api(options: RunpodTarget) -> Api:
     return Api(api_url(options.api_url, os.environ), api_key(options.api_key_command, os.environ))
 
 
+def check_key(options: RunpodTarget) -> None:
+    """Refuse a call that could rent nothing before it leaves a record.
+
+    Raises:
+        UsageError: there is no API key, or the API's address is none.
+    """
+    open_api(options).close()
+
+
 def plan_pod(world: World, prepared: Prepared, rows: int) -> Plan:
     """Read the catalog, and say what the call would rent.
 

@@ -48,9 +48,12 @@ def train(world: World, request: TrainRequest) -> Report:
         world.listener.notice(line)
     for warning in prepared.warnings:
         world.listener.notice(f"warning: {warning['message']}")
-    if isinstance(target_of(prepared.settings), RunpodTarget):
+    target = target_of(prepared.settings)
+    if isinstance(target, RunpodTarget):
         from stepctl.calls.elsewhere import wait_elsewhere
+        from stepctl.calls.spending import check_key
 
+        check_key(target)
         wait_elsewhere(world, request, prepared)
     elif request.keep_pod_sec is not None:
         raise UsageError(f"--keep-pod is for a target that rents pods, and {prepared.settings.target} is none")

@@ -244,7 +244,9 @@ class PodMachine:
 
     def close(self) -> None:
         self._stop_capture()
-        self._ssh.close()
+        # What was never asked for is not made only to be closed: that would need the account's key.
+        if "_ssh" in self.__dict__:
+            self._ssh.close()
         if "_login" in self.__dict__:
             self._login.close()
         if "_api" in self.__dict__:
