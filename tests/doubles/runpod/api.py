@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,11 @@ from . import bodies
 from .base import Answer, Limits, Problem, Request, iso
 from .catalog import Catalog
 from .cloud import Cloud
+from .pods import Pod
 
 Handler = Callable[..., Answer]
+LAST_WORDS = 0.3
+"""Seconds that a pod which ended itself goes on, so that it reads the answer; about 2 at the provider."""
 GENERIC = re.compile(r"python-httpx|python-requests|python-urllib|curl/|wget|^$", re.IGNORECASE)
 
 
@@ -91,7 +95,7 @@ class Api:
         try:
             if refusal:
                 raise refusal
-            self._permit(request, match.groups())
+            self._permit(request, handler, match.groups())
             more = {"changes": changes} if handler == self._create else {}
             answer = handler(request, *match.groups(), **more)
         except Problem as problem:
@@ -99,9 +103,9 @@ class Api:
         answer.headers = {**headers, **answer.headers}
         return answer
 
-    def _permit(self, request: Request, ids: tuple[str, ...]) -> None:
-        """A pod's key reaches its own pod alone."""
-        own = request.path.startswith("/v2/pods/") and ids == (request.who,)
+    def _permit(self, request: Request, handler: Handler, ids: tuple[str, ...]) -> None:
+        """A pod's key looks at its own pod, starts, stops and ends it, and nothing else."""
+        own = handler in (self._get, self._delete, self._action) and ids == (request.who,)
         if request.who != "account" and not own:
             raise Problem(403, "access denied")
 
@@ -126,7 +130,7 @@ class Api:
             if body.get("startSsh") and self.ssh_keys:
                 body["env"] = {"PUBLIC_KEY": "\n".join(self.ssh_keys), **body.get("env", {})}
             pod = self.cloud.create(body, changes)
-            request.exempt = pod.odd
+            request.exempt, request.then = pod.odd, self.cloud.tick
             return Answer(201, pod.view(), effect=f"created {pod.id}")
 
     def _get(self, request: Request, id_: str) -> Answer:
@@ -150,8 +154,12 @@ class Api:
         ended = pod.status == "TERMINATED"
         effect = f"ended {id_}" if ended else "" if pod.ends_at is None else f"ends {id_}"
         if ended and myself:
-            request.then = lambda: self.cloud.reap(pod)
+            request.then = lambda: self._reap(pod)
         return Answer(204, effect=effect)
+
+    def _reap(self, pod: Pod) -> None:
+        time.sleep(LAST_WORDS)
+        self.cloud.reap(pod)
 
     def _action(self, request: Request, id_: str) -> Answer:
         body = request.json()

@@ -73,7 +73,7 @@ class Cloud:
     # What callers of the API do.
 
     def create(self, body: dict[str, Any], changes: dict[str, Any]) -> Pod:
-        """Make the pod that a checked body asks for.
+        """Make the pod that a checked body asks for; it boots with the next ``tick``, as no create shows an address.
 
         Raises:
             Problem: 400 when there is no such machine.
@@ -95,7 +95,6 @@ class Cloud:
                 self.pods[pod.id] = pod
                 pod.log.add("system", f"create container {body['image']}")
                 self.journal.event("created", pod.id, pod.name, "account", "twin" if pod is not pods[0] else "")
-            self.tick()
             return pods[0]
 
     def listed(self) -> list[Pod]:

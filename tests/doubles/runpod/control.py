@@ -83,6 +83,7 @@ class Control:
 
     def _into(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def verb(pod: str, **args: Any) -> Any:
+            self.cloud.tick()
             return method(self.pod(pod), **args)
 
         verb.__doc__ = method.__doc__

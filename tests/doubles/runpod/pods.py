@@ -111,7 +111,10 @@ class Pod:
         return [*parts.get("entrypoint", []), *parts.get("cmd", [])]
 
     def env(self, values: dict[str, str]) -> dict[str, str]:
-        """The container's environment; ``values``: the account's secrets. A secret that is not there stays as it is."""
+        """The container's environment; ``values``: the account's secrets.
+
+        Where there is no such secret the text stays (a guess).
+        """
 
         def put(text: str) -> str:
             return re.sub(r"\{\{ *RUNPOD_SECRET_(\w+) *\}\}", lambda m: values.get(m[1], m[0]), text)

@@ -7,7 +7,6 @@ import secrets
 import socket
 import sys
 import threading
-import time
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,9 +17,6 @@ from .base import Answer, Clock, Problem, Request
 from .contract import Contract
 from .faults import Dropped, Fault, Faults
 from .journal import Entry, Journal
-
-LAST_WORDS = 0.3
-"""Seconds that a pod which ended itself goes on, so that it reads the answer; about 2 at the provider."""
 
 
 class Desk:
@@ -99,7 +95,6 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             desk.journal.end(entry)
             if request.then:
-                time.sleep(LAST_WORDS)
                 request.then()
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
