@@ -17,6 +17,23 @@ from stepctl.targets.runpod.wants import max_seconds
 CREATES = r"^POST /v2/pods$"
 
 
+@pytest.fixture
+def desk(desk: Desk) -> Desk:
+    """With its keys, as in a call."""
+    prepare_keys(desk.api, desk.file)
+    return desk
+
+
+def ok(desk: Desk) -> Probe:
+    return times(desk, (0, "ok"))
+
+
+def times(desk: Desk, *words: tuple[float, Word]) -> Probe:
+    """What a login finds from so many seconds on."""
+    begun = desk.clock.now()
+    return lambda *_: [word for seconds, word in words if desk.clock.now() - begun >= seconds][-1]
+
+
 # A create answered 500 although the pod had been made and was billing; blind retries made more, and nobody owned the
 # first (transformerlab/transformerlab-app#2305, artokun/comfyui-mcp#276, artokun/comfyui-mcp#251).
 
@@ -38,7 +55,6 @@ def test_create_without_an_answer_and_a_pod_that_comes_a_minute_later(desk: Desk
     lists = [call for call in desk.sandbox.calls("GET /v2/pods$") if first.n < call.n < second.n]
     assert len(lists) >= 3
     assert at(desk.attempts[1].asked_at) - at(desk.attempts[0].asked_at) >= timedelta(seconds=30)
-    prepare_keys(desk.api, desk.file)
     desk.sandbox.quirks(made.pod, boot=60)
     wait_ready(desk.api, desk.file, made, ok(desk), desk.pace, desk.tell, grace=300)
     desk.end()
@@ -67,17 +83,6 @@ def test_a_4xx_needs_no_search_and_no_retry_but_for_429(desk: Desk) -> None:
 
 # RUNNING does not mean reachable; the wait timed out, the handle was lost with the exception, and three pods went on
 # billing (dstackai/dstack#2277, dstackai/dstack#1145, telepresenceio/telepresence#40, uda-lab/yomotsusaka#124).
-
-
-def ok(desk: Desk) -> Probe:
-    return times(desk, (0, "ok"))
-
-
-def times(desk: Desk, *words: tuple[float, Word]) -> Probe:
-    """What a login finds from so many seconds on."""
-    prepare_keys(desk.api, desk.file)
-    begun = desk.clock.now()
-    return lambda *_: [word for seconds, word in words if desk.clock.now() - begun >= seconds][-1]
 
 
 def test_ssh_is_refused_for_a_while(desk: Desk) -> None:
@@ -127,7 +132,9 @@ def prices(desk: Desk) -> None:
 
 def test_two_types_refused_one_too_dear_and_the_fourth_taken(desk: Desk) -> None:
     prices(desk)
-    desk.sandbox.fault(no_stock(L4, status=500), Fault(CREATES, A5000, status=500, detail="no instances available"))
+    desk.sandbox.fault(
+        no_stock(L4, status=500), Fault(CREATES, body=A5000, status=500, detail="no instances available")
+    )
     made = desk.make(gpu_types=ABCD, max_price_per_hour=0.6)
     asked = [call.body["gpu"]["id"] for call in desk.sandbox.calls(CREATES) if call.body]
     assert asked == [L4, A5000, A40]

@@ -124,6 +124,15 @@ def test_a_pod_that_is_gone_already(desk: Desk, who: str) -> None:
     assert (gone.state, gone.ended_by) == ("gone", who)
 
 
+def test_what_was_asked_for_before_stays_ours(desk: Desk) -> None:
+    """The DELETE was sent, and the process died: the pod did not vanish, it was ended."""
+    made = desk.make()
+    change(desk.file, made, state="ending", ending_at=iso(desk.clock.utc()), ended_by="client", reason="done")
+    desk.sandbox.end(made.pod or "")
+    [gone] = desk.end("again").attempts
+    assert (gone.state, gone.ended_by, gone.reason) == ("gone", "client", "done")
+
+
 def test_a_pod_that_will_not_go(desk: Desk) -> None:
     made = desk.make()
     assert made.pod

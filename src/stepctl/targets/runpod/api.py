@@ -132,10 +132,12 @@ class Api:
             raise self._wire.error(response, doing)
         return True
 
-    def gpus(self, count: int, cloud: str) -> list[GpuType]:
+    def gpus(self, count: int, cloud: str, min_cuda_version: str | None = None) -> list[GpuType]:
         """The catalog, with what is said to be in stock for pods of ``count`` GPUs in ``cloud``."""
         doing = "read the list of GPU types"
         params = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
+        if min_cuda_version:
+            params["minCudaVersion"] = min_cuda_version
         found = []
         for raw in self._pages("/catalog/gpus", "gpus", doing, params):
             # A row that cannot be read is a type that cannot be chosen.

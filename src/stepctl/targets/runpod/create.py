@@ -67,7 +67,7 @@ def make_pod(api: Api, file: PodFile, wants: Wants, pace: Pace, tell: Teller) ->
     living = _take_up(api, file, wants, pace, tell)
     if living is not None:
         return living
-    choice = choose(api.gpus(wants.gpu_count, wants.cloud), wants)
+    choice = choose(api.gpus(wants.gpu_count, wants.cloud, wants.min_cuda_version), wants)
     if not choice.candidates:
         raise nothing_left(choice, wants)
     return _Search(api, file, wants, pace, tell, choice).run()

@@ -151,15 +151,18 @@ def end_rented(
     """End one of our pods; in the record of its run where that is known here.
 
     Returns:
-        Its receipt; None where no record of the run is here.
+        Its receipt; None where no record of the run is here, or none that can be read.
 
     Raises:
         PodAlive: that it is gone could not be confirmed.
     """
     file = PodFile(store.folder(rented.run))
-    if not file.exists():
+    try:
+        record = claim(file, [rented.pod], pace, ending=(by, reason)) if file.exists() else None
+    except StepctlError:  # it cannot be read: that must not keep a pod alive
+        record = None
+    if record is None:
         end_unrecorded(api, rented.run, rented.pod, pace, limit=limit)
         return None
-    record = claim(file, [rented.pod], pace, ending=(by, reason))
     attempt = next(each for each in record.attempts if each.pod == rented.pod.id)
     return end_pod(api, file, attempt, pace, by, reason, limit=limit)
