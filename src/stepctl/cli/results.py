@@ -16,6 +16,7 @@ _STATES = {
     "cancelled": "cancelled",
     "failed": "failed",
     "needs_trace": "not started",
+    "lost_unretrieved": "lost: the pod ended before what it trained was fetched",
     "commit_pending": "saved here, not in the bucket yet",
 }
 
