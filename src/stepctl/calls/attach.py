@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stepctl.base.errors import Exit, NotCommitted, StepctlError
-from stepctl.calls.away import bring_home, is_away, let_go, machine_of, teller, with_pods
+from stepctl.calls.away import blaming_pods, bring_home, is_away, let_go, machine_of, teller, with_pods
 from stepctl.calls.follow import POLL_SEC, follow
 from stepctl.calls.reporting import close, exit_code, read_events, report_of, with_events
 from stepctl.calls.settle import commit_pending, settle
@@ -62,7 +62,9 @@ def wait_for_end(
             return _left(world, record, Exit.TIMED_OUT)
         world.wait(POLL_SEC)
         record = world.store.load(record.run)
-    if record.state in UNFINISHED:
+    if record.state not in UNFINISHED:
+        return report_now(world, record)
+    with blaming_pods(world.store, record.run):
         machine = machine or machine_of(world.store, record, teller(world))
         rest = None if timeout is None else timeout - (world.now() - began)
         ending = follow(
@@ -79,8 +81,7 @@ def wait_for_end(
             machine.close()
             tell_what_goes_on(world, record)
             return _left(world, record, Exit.DETACHED if ending == "detached" else Exit.TIMED_OUT)
-        record = settle(world, world.store.load(record.run), machine, ended=is_away(record))
-    return report_now(world, record)
+        return report_now(world, settle(world, world.store.load(record.run), machine, ended=is_away(record)))
 
 
 def patience_of(record: RunRecord) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,12 @@ def target_options(settings: Settings, key: str | None, keep_sec: float | None =
     return options
 
 
-def recorded_target(options: Mapping[str, Any]) -> Target:
-    """The target of a record, whatever the settings of today say; what a newer release added is passed over."""
-    kinds: tuple[type[Any], ...] = (LocalTarget, SshTarget, RunpodTarget)
-    kind = next(each for each in kinds if each.__struct_config__.tag == options.get("kind", "local"))
-    names = {field.name for field in msgspec.structs.fields(kind)}
-    target: Target = msgspec.convert({name: value for name, value in options.items() if name in names}, kind)
-    return target
+def recorded_target(record: RunRecord) -> LocalTarget | SshTarget | RunpodTarget:
+    """The target as it was when the run was made, whatever the settings of today say."""
+    kinds: dict[Any, type[LocalTarget | SshTarget | RunpodTarget]] = {"ssh": SshTarget, "runpod": RunpodTarget}
+    kind = kinds.get(record.target_options.get("kind"), LocalTarget)
+    known = ("kind", *kind.__struct_fields__)
+    return msgspec.convert({name: value for name, value in record.target_options.items() if name in known}, kind)
 
 
 def mark_of(settings: Settings, key: str | None) -> str:
@@ -184,10 +184,29 @@ def with_pods(report: Report, store: RunStore, run: str) -> Report:
     return report
 
 
+@contextmanager
+def blaming_pods(store: RunStore, run: str) -> Iterator[None]:
+    """Whatever goes wrong in here says so when a pod of the run may still be alive."""
+    try:
+        yield
+    except StepctlError as error:
+        blame_pods(error, store, run)
+        raise
+    except OSError as error:
+        said = StepctlError(": ".join(str(part) for part in (error.strerror or error, error.filename) if part))
+        blame_pods(said, store, run)
+        if said.exit_code == Exit.POD_ALIVE:
+            raise said from error
+        raise
+
+
 def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
     """Make an error say that a pod of the run may still be alive, when that is so: it outranks everything else."""
     file = PodFile(store.folder(run))
-    alive = [each for each in file.load().open if each.state != "kept"] if file.exists() else []
+    try:
+        alive = [each for each in file.load().open if each.state != "kept"] if file.exists() else []
+    except StepctlError:
+        return
     if not alive:
         return
     prices = [each.price or each.listed_price for each in alive]
@@ -196,3 +215,5 @@ def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
     error.exit_code = Exit.POD_ALIVE
     error.cost = f"a pod may still be alive: {names}{rate}"
     error.next = f"stepctl pod rm {run}"
+    if any(each.state == "working" for each in alive):
+        error.next = f"stepctl train attach {run} brings its work home and ends it; {error.next} ends it at once"

@@ -16,8 +16,8 @@ _STATES = {
     "cancelled": "cancelled",
     "failed": "failed",
     "needs_trace": "not started",
+    "lost_unretrieved": "lost: the pod ended before what it trained was fetched",
     "commit_pending": "saved here, not in the bucket yet",
-    "lost_unretrieved": "lost: trained on a pod that is gone, and never fetched",
 }
 
 

@@ -50,6 +50,10 @@ class Api:
         """Close the connections."""
         self._wire.http.close()
 
+    def another(self) -> Api:
+        """The same account over connections of its own: for another thread."""
+        return Api(self.url, self._wire.key)
+
     def server_time(self) -> datetime | None:
         """The provider's clock, from the ``Date`` of its last answer; None before the first."""
         return self._wire.server_time()

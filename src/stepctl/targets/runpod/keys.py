@@ -40,15 +40,16 @@ def secret_name(run: str) -> str:
 
 
 def prepare_keys(api: Api, file: PodFile) -> PodKeys:
-    """Make the pairs of a run, once: a later call finds them. Before the first create.
+    """Make the pairs of a run: a later call finds them while a pod that was given them may still come. Before a create.
 
     Raises:
         BadKey: the API key is not accepted (401).
     """
     client = client_key(file)
     record = file.load()
-    if not record.attempts:
-        # Nobody was given a host key yet: what an earlier try left is done anew.
+    given = record.secret_open if record.secret else record.host_key is None
+    if not record.open or not given:
+        # Nobody who may still come was given a host key, or the secret with it is gone already.
         record = _new_host_key(api, file, record)
     host = f"{{{{ RUNPOD_SECRET_{record.secret} }}}}" if record.secret and record.host_key else None
     return PodKeys(client, host)

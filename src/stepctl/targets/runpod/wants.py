@@ -91,17 +91,24 @@ def next_name(record: PodRecord) -> str:
 
 
 def max_seconds(wants: Wants, price: float | None) -> int:
+    """As :func:`limit_of`, the seconds alone."""
+    return limit_of(wants, price)[0]
+
+
+def limit_of(wants: Wants, price: float | None) -> tuple[int, str]:
     """How long a pod of that price may live, from its creation: the deadline, or the cost cap where that is sooner.
+
+    Returns:
+        Seconds, and which of the two it is: ``deadline`` or ``cost``.
 
     Args:
         wants: with ``max_hours`` and ``max_cost_usd``.
         price: USD per hour for the whole pod; where it is not known, the highest that is allowed counts.
     """
-    hours = wants.max_hours
     price = price or wants.max_price_per_hour
-    if wants.max_cost_usd is not None and price:
-        hours = min(hours, wants.max_cost_usd / price)
-    return int(hours * 3600)
+    if wants.max_cost_usd is not None and price and wants.max_cost_usd / price < wants.max_hours:
+        return int(wants.max_cost_usd / price * 3600), "cost"
+    return int(wants.max_hours * 3600), "deadline"
 
 
 def body_of(wants: Wants, name: str, gpu: str, price: float | None) -> CreatePod:

@@ -43,7 +43,10 @@ class Pace:
 
 
 class SshMachine:
-    """One run's directory on a machine. Its files here follow those there."""
+    """One run's directory on a machine. Its files here follow those there.
+
+    ``wanted`` is asked while the machine is made ready, which may take long: it raises when nobody wants it any more.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class SshMachine:
         process: ProcessId | None = None,
         lease: str | None = None,
         mark: str | None = None,
+        wanted: Callable[[], None] = lambda: None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         pace: Pace = Pace(),
         clock: Callable[[], float] = time.monotonic,
@@ -70,6 +74,7 @@ class SshMachine:
             lease or "",
             mark or "",
         )
+        self._wanted = wanted
         self._limits, self._pace, self._clock, self._sleep = limits, pace, clock, sleep
         self._mirror = Mirror(job, clock)
         self._link = Link(self._attach, clock, tell.notice)
@@ -146,7 +151,7 @@ class SshMachine:
     def _prepare(self) -> None:
         opened = self._link.opened
         connection = opened.connection if opened is not None else connect(self._endpoint_of(), self._limits)
-        place = prepare(connection, self._where, self._run, self._tell.notice, self._lease)
+        place = prepare(connection, self._where, self._run, self._tell.notice, self._lease, self._wanted)
         agent = attach(connection, place.root, self._run)
         self._link.put(Opened(connection, agent))
         self._asked, self._python = None, place.python
@@ -177,6 +182,7 @@ class SshMachine:
 
         def report(done: int, total: int) -> None:
             show(done, total)
+            self._wanted()
             if self._lease and self._clock() - self._renewed >= self._pace.renew:
                 self._renewed = self._clock()
                 agent.ask(Ask(op="hello", lease=self._lease))
