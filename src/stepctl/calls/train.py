@@ -52,9 +52,7 @@ def train(world: World, request: TrainRequest) -> Report:
     target = target_of(prepared.settings)
     if isinstance(target, RunpodTarget):
         from stepctl.calls.elsewhere import wait_elsewhere
-        from stepctl.calls.spending import check_key
 
-        check_key(target)
         wait_elsewhere(world, request, prepared)
     elif request.keep_pod_sec is not None:
         raise UsageError(f"--keep-pod is for a target that rents pods, and {prepared.settings.target} is none")
@@ -266,6 +264,11 @@ def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) 
     if state.head is not None and not decision.fresh:
         require_same(settings.lineage, state.head.identity, prepared.identity)
     prepared.bucket.check_writable()
+    target = target_of(settings)
+    if isinstance(target, RunpodTarget):
+        from stepctl.calls.spending import check_key
+
+        check_key(target)
     return Claimed(make_record(world, request, prepared, decision, state), state)
 
 
