@@ -1,0 +1,29 @@
+"""A guarded pod under each shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.targets.runpod.guarded import SHELLS, GuardedPod
+from tests.targets.runpod.stub_api import StubApi
+
+
+@pytest.fixture(params=sorted(SHELLS))
+def shell(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def api() -> Iterator[StubApi]:
+    stub = StubApi()
+    yield stub
+    stub.close()
+
+
+@pytest.fixture
+def pod(tmp_path: Path, shell: str, api: StubApi) -> Iterator[GuardedPod]:
+    guarded = GuardedPod(tmp_path, shell, api)
+    yield guarded
+    guarded.close()
