@@ -1,0 +1,1 @@
+"""Pods of Runpod, rented for one call over its REST API v2."""

@@ -205,14 +205,19 @@ load_state() {
 
 # ---------------------------------------------------------------- the provider's API
 
-# Send a signal (arguments of kill) in HARD seconds, unless the process -> `alarm` is ended before.
+# Send a signal (arguments of kill) in HARD seconds, and again each second: bash loses one that comes together with the
+# end of a child. USR1 ends this process, `alarm`, before that; nobody traps USR1 before the fork, so it always does.
 set_alarm() {
   {
-    trap 'kill "$sleeper"; exit 0' TERM
+    trap 'kill "$sleeper"; exit 0' USR1
     sleep "$HARD" &
     sleeper=$!
     wait "$sleeper"
-    kill "$@"
+    while kill "$@"; do
+      sleep 1 &
+      sleeper=$!
+      wait "$sleeper"
+    done
   } >/dev/null 2>&1 </dev/null 3<&- &
   alarm=$!
 }
@@ -225,7 +230,7 @@ limited() {
   set_alarm -9 "$held"
   wait "$held"
   held=$?
-  kill "$alarm" 2>/dev/null
+  kill -s USR1 "$alarm" 2>/dev/null
   return "$held"
 }
 
@@ -440,7 +445,7 @@ look_at_job() {
   fi
   set_alarm -s ALRM "$$"
   wait "$PROBE" 2>/dev/null
-  kill "$alarm" 2>/dev/null
+  kill -s USR1 "$alarm" 2>/dev/null
   wait "$alarm" 2>/dev/null
   upto=
   { IFS= read -r dir && IFS= read -r process && IFS= read -r size && IFS= read -r flags \

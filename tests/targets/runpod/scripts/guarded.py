@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.targets.runpod.stub_api import KEY, POD, StubApi
+from tests.targets.runpod.scripts.stub_api import KEY, POD, StubApi
 
 import stepctl.targets.runpod
 from stepctl.runs.process import identify
@@ -23,7 +23,7 @@ SCRIPTS = Path(stepctl.targets.runpod.__file__).parent
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 TOOLS = ("sleep", "mv", "mkdir", "chmod", "wc", "date", "rm")
 """Every program that the watchdog needs, but for those that speak HTTP."""
-BOUND_SEC = 20.0
+BOUND_SEC = 10.0
 BOOTED = 5000
 """Seconds that the host had been up when the container started first."""
 LIMITS = {
@@ -125,27 +125,29 @@ class GuardedPod:
         self.starts = 0
         self.guard: subprocess.Popen[bytes] | None = None
         self.trainers: list[Trainer] = []
-        self._set_clock(0)
+        self.set_clock(0)
         api.watched = lambda: self.guard.pid if self.guard else None
 
-    def start(self, env: Mapping[str, str] | None = None) -> GuardedPod:
-        """What a start of the container does, as far as the watchdog sees it."""
+    def start(self, *, wait: bool = True) -> GuardedPod:
+        """What a start of the container does, as far as the watchdog sees it; it has looked when this returns."""
         path = self.folder / "bin"
         if not path.exists():
             make_path(path, self.shell, [*TOOLS, *self.means])
         self.starts += 1
         (self.dir / "starts").write_text(f"{self.starts}\n")
+        if self.starts == 1:
+            (self.dir / "first").write_text(f"{BOOTED}\n")
         command = [str(program(SHELLS[self.shell][0])), *SHELLS[self.shell][1:], str(SCRIPTS / "watchdog.sh")]
         with self.log.open("ab") as log:
             self.guard = subprocess.Popen(
                 command,
-                env={**self.env, "PATH": str(path), **(env or {})},
+                env={**self.env, "PATH": str(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        return self
+        return self.looks(1) if wait else self
 
     def kill(self) -> None:
         """The container is gone, with all its processes."""
@@ -159,14 +161,16 @@ class GuardedPod:
         for trainer in self.trainers:
             trainer.kill()
 
-    def _set_clock(self, seconds: float) -> None:
+    def set_clock(self, seconds: float) -> None:
+        """The host's uptime and the provider's clock go on; nobody waits for the watchdog."""
         new = self.folder / "uptime.new"
         new.write_text(f"{BOOTED + seconds:.2f} 12345.67\n")
         new.rename(self.uptime)
+        self.api.elapsed = seconds
 
     def at(self, seconds: float) -> GuardedPod:
         """Move the clock, and wait until the watchdog has looked three times, or ends the pod."""
-        self._set_clock(seconds)
+        self.set_clock(seconds)
         return self.looks()
 
     def looks(self, times: int = 3) -> GuardedPod:
@@ -177,12 +181,15 @@ class GuardedPod:
 
     def state(self, name: str) -> int:
         """A number that the watchdog keeps over restarts; 0 when there is none."""
-        found = self.text_of("state").partition(f"\n{name}=" if name != "C" else "C=")[2].partition("\n")[0]
-        return int(found or 0)
+        return int(self.state_text(name) or 0)
+
+    def state_text(self, name: str) -> str:
+        """A text of the same kind."""
+        return ("\n" + self.text_of("state")).partition(f"\n{name}=")[2].partition("\n")[0]
 
     def text_of(self, name: str) -> str:
         try:
-            return (self.dir / name).read_text()
+            return (self.dir / name).read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
@@ -220,7 +227,7 @@ class GuardedPod:
         """It does, for this reason."""
         until(lambda: self.ending, f"ending: {self.said}")
         assert self.ending == why, self.said
-        assert f"stepctl-watchdog: ends this pod: {why} (" in self.said
+        until(lambda: f"stepctl-watchdog: ends this pod: {why} (" in self.said, "a word about it")
         return self
 
     def terminated(self) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.targets.runpod.guarded import SHELLS, GuardedPod
-from tests.targets.runpod.stub_api import StubApi
+from tests.targets.runpod.scripts.guarded import SHELLS, GuardedPod
+from tests.targets.runpod.scripts.stub_api import StubApi
 
 
 @pytest.fixture(params=sorted(SHELLS))

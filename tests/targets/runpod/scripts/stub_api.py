@@ -7,7 +7,7 @@ import os
 import ssl
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,14 +25,22 @@ class Seen(NamedTuple):
     key: str
 
 
-class StubApi:
-    """``age`` is the pod's age in seconds by the provider's clock; ``answers`` gives the status of each kind of request.
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
 
-    A list of statuses is used up from the front, and its last one stays.
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed while it was answered."""
+
+
+class StubApi:
+    """``age`` is the pod's age in seconds when its container starts, by the provider's clock.
+
+    ``answers`` gives the statuses of each kind of request: used up from the front, and the last one stays.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self.now, self.age = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC), 40.0
+        self.start, self.age, self.elapsed = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC), 40.0, 0.0
+        self.date: str | None = None
         self.created: str | None = None
         self.answers: dict[str, list[int]] = {"GET": [200], "terminate": [204], "DELETE": [204], "stop": [200]}
         self.seen: list[Seen] = []
@@ -46,8 +54,7 @@ class StubApi:
 
     def open(self) -> None:
         """Listen, on the same port as before."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", self._port), _handler(self))
         self._port = self._server.server_port
         if self._tls:
             self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
@@ -81,7 +88,7 @@ class StubApi:
         """``createdAt`` of the pod."""
         if self.created is not None:
             return self.created
-        return datetime.fromtimestamp(self.now.timestamp() - self.age, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return (self.start - timedelta(seconds=self.age)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def look_for_leaks(self) -> None:
         """Search every process of the watched group but its first for the key."""
@@ -134,7 +141,7 @@ def _handler(api: StubApi) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST = do_DELETE = _answer
 
         def date_time_string(self, timestamp: float | None = None) -> str:
-            return format_datetime(api.now, usegmt=True)
+            return format_datetime(api.start + timedelta(seconds=api.elapsed), usegmt=True) if api.date is None else api.date
 
         def log_message(self, *args: object) -> None:
             """Nothing is printed."""
