@@ -108,8 +108,9 @@ epoch_of_iso() {
   iso=$1 zone=${1#???????????????????}
   case $zone in .*) zone=${zone#.} zone=${zone#"${zone%%[!0-9]*}"} ;; esac
   iso=${iso%"${iso#???????????????????}"}
-  # shellcheck disable=SC2086,SC2141
+  # shellcheck disable=SC2141
   IFS='-Tt :'
+  # shellcheck disable=SC2086
   set -- $iso
   unset IFS
   epoch "$@" || return 1
@@ -147,7 +148,7 @@ clock() {
     { read -r NOW rest <"$UPTIME"; } 2>/dev/null
     number "${NOW%%.*}" && NOW=$N
   else
-    NOW=$(date +%s) && case $NOW in '' | *[!0-9]*) false ;; esac
+    tool date && NOW=$("$TOOL" +%s) && case $NOW in '' | *[!0-9]*) false ;; esac
   fi
 }
 
@@ -188,7 +189,8 @@ load_state() {
   # The first start as start.sh wrote it down counts when the state was lost.
   { read -r CLOCK <"$DIR/first"; } 2>/dev/null
   [ "$SOURCE" = uptime ] && number "$CLOCK" || CLOCK=
-  [ -f "$DIR/state" ] || return
+  slurp "$DIR/state" || return
+  case $TEXT in *end) ;; *) return ;; esac
   while IFS= read -r line; do
     name=${line%%=*} value=${line#*=}
     case $name in
@@ -200,7 +202,7 @@ load_state() {
       SOURCE) was=$value ;;
     esac
   done <"$DIR/state"
-  [ "$was" = "$SOURCE" ] || CLOCK=
+  case $was in '' | "$SOURCE") ;; *) CLOCK= ;; esac
 }
 
 # ---------------------------------------------------------------- the provider's API

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from tests.targets.runpod.scripts.stub_api import KEY, POD, StubApi
@@ -122,6 +122,10 @@ class GuardedPod:
             "RUNPOD_API_KEY": KEY,
         }
         self.means: Sequence[str] = ("curl",)
+        self.programs: dict[str, str] = {}
+        """Scripts on the path, in place of programs."""
+        self.unread = False
+        """Whether standard output is a pipe whose reader is gone."""
         self.starts = 0
         self.guard: subprocess.Popen[bytes] | None = None
         self.trainers: list[Trainer] = []
@@ -133,12 +137,16 @@ class GuardedPod:
         path = self.folder / "bin"
         if not path.exists():
             make_path(path, self.shell, [*TOOLS, *self.means])
+            for name, text in self.programs.items():
+                (path / name).unlink(missing_ok=True)
+                (path / name).write_text(text)
+                (path / name).chmod(0o755)
         self.starts += 1
         (self.dir / "starts").write_text(f"{self.starts}\n")
         if self.starts == 1:
             (self.dir / "first").write_text(f"{BOOTED}\n")
         command = [str(program(SHELLS[self.shell][0])), *SHELLS[self.shell][1:], str(SCRIPTS / "watchdog.sh")]
-        with self.log.open("ab") as log:
+        with self._stdout() as log:
             self.guard = subprocess.Popen(
                 command,
                 env={**self.env, "PATH": str(path)},
@@ -148,6 +156,13 @@ class GuardedPod:
                 start_new_session=True,
             )
         return self.looks(1) if wait else self
+
+    def _stdout(self) -> BinaryIO:
+        if not self.unread:
+            return self.log.open("ab")
+        reading, writing = os.pipe()
+        os.close(reading)
+        return os.fdopen(writing, "wb")
 
     def kill(self) -> None:
         """The container is gone, with all its processes."""
@@ -181,7 +196,8 @@ class GuardedPod:
 
     def state(self, name: str) -> int:
         """A number that the watchdog keeps over restarts; 0 when there is none."""
-        return int(self.state_text(name) or 0)
+        text = self.state_text(name)
+        return int(text) if text.isdigit() else 0
 
     def state_text(self, name: str) -> str:
         """A text of the same kind."""

@@ -6,6 +6,7 @@ import json
 import os
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -47,6 +48,8 @@ class StubApi:
         self.leaks: list[str] = []
         self.location: str | None = None
         self.kind = "application/json"
+        self.hangs = False
+        """Whether requests are taken and never answered."""
         self.watched: Callable[[], int | None] = lambda: None
         """The process group whose command lines and environments must not hold the key."""
         self._tls, self._port = tls, 0
@@ -117,6 +120,10 @@ def _handler(api: StubApi) -> type[BaseHTTPRequestHandler]:
                 known, what = self.path == f"/v2/pods/{POD}/action", str(json.loads(body)["action"])
             key = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
             api.seen.append(Seen(what, self.headers.get("User-Agent") or "", key))
+            if api.hangs:
+                api.seen.pop()
+                time.sleep(60)
+                return
             api.look_for_leaks()
             status = api.answer(what) if known else 404
             if key != KEY:
