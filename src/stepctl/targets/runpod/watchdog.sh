@@ -198,7 +198,8 @@ load_state() {
         case $value in '' | *[!0-9]*) ;; *) eval "$name=\$value" ;; esac ;;
       MAX) number "$value" && [ "$N" -lt "$MAX" ] && MAX=$N ;;
       MAX_REASON | STOP_WHY) case $value in deadline | cost | stall) eval "$name=\$value" ;; esac ;;
-      LEASE_SEEN | JOB | PROCESS | EVENTS) eval "$name=\$value" ;;
+      LEASE_SEEN | PROCESS | EVENTS) eval "$name=\$value" ;;
+      JOB) case $value in /*) JOB=$value ;; esac ;;
       SOURCE) was=$value ;;
     esac
   done <"$DIR/state"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.targets.runpod.scripts.container import Container
 from tests.targets.runpod.scripts.guarded import SHELLS, GuardedPod
 from tests.targets.runpod.scripts.stub_api import StubApi
 
@@ -27,3 +28,10 @@ def pod(tmp_path: Path, shell: str, api: StubApi) -> Iterator[GuardedPod]:
     guarded = GuardedPod(tmp_path, shell, api)
     yield guarded
     guarded.close()
+
+
+@pytest.fixture
+def container(tmp_path: Path, shell: str, api: StubApi) -> Iterator[Container]:
+    made = Container(tmp_path, shell, api)
+    yield made
+    made.kill()
