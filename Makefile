@@ -38,9 +38,10 @@ bench: install ## time a cold call against a plain training loop, and a bucket a
 	$(BIN)/python benchmarks/bucket.py --out build/bucket.json
 
 # openssh-server: tests of training over ssh start a real sshd of their own, on a free port, as the user who runs them.
-system: ## install the system packages that tests use: openssh-server (Debian and Ubuntu; sudo unless root)
+# The shells, and the programs that speak HTTP: what a pod runs is tested under each and with each.
+system: ## install the system packages that tests use: sshd, shells, HTTP clients (Debian and Ubuntu; sudo unless root)
 	@sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
-	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends openssh-server
+	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends openssh-server busybox dash curl wget perl openssl
 
 clean: ## remove .venv, the demo, caches and build results; never checkpoints or runs
 	rm -rf .venv .demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -92,7 +92,8 @@ def pod_env(plan: PodPlan, secrets: Sequence[str] = ()) -> dict[str, str]:
         secrets: the account's key and the token of the Hub: a value that holds one of them is refused.
 
     Raises:
-        UsageError: a variable of the target is one of ours, or a secret; or they are too many.
+        UsageError: a variable of the target is one of ours, or a secret; they are too many; or the pod's life is too
+            short to save anything.
         ValueError: the plan contradicts itself.
     """
     _check(plan)
@@ -142,7 +143,10 @@ def _check(plan: PodPlan) -> None:
     if any(isinstance(each, bool) or not isinstance(each, int) or not 1 <= each < 10**9 for each in seconds):
         raise ValueError(f"times of a pod are whole seconds, 1 or more: {seconds}")
     if plan.save_ahead >= plan.max_seconds:
-        raise ValueError(f"a pod of {plan.max_seconds} s cannot be asked to save {plan.save_ahead} s before its end")
+        raise UsageError(
+            f"a pod that may live {plan.max_seconds} s cannot be asked to save {plan.save_ahead} s before its end",
+            next="allow more hours, or more cost",
+        )
     if plan.max_reason not in ("deadline", "cost"):
         raise ValueError(f"a pod's limit is its deadline or its cost, not {plan.max_reason!r}")
     if not _MARK.fullmatch(plan.mark):

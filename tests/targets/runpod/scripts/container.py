@@ -190,5 +190,3 @@ class Container:
 def run(client: paramiko.SSHClient, command: str) -> str:
     """What a command prints."""
     return client.exec_command(command, timeout=10)[1].read().decode()
-
-

@@ -148,7 +148,11 @@ def _handler(api: StubApi) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST = do_DELETE = _answer
 
         def date_time_string(self, timestamp: float | None = None) -> str:
-            return format_datetime(api.start + timedelta(seconds=api.elapsed), usegmt=True) if api.date is None else api.date
+            return (
+                format_datetime(api.start + timedelta(seconds=api.elapsed), usegmt=True)
+                if api.date is None
+                else api.date
+            )
 
         def log_message(self, *args: object) -> None:
             """Nothing is printed."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import paramiko
 import pytest
 from tests.targets.runpod.scripts.container import SSH, Container, new_key, run
-from tests.targets.runpod.scripts.guarded import until
+from tests.targets.runpod.scripts.guarded import program, until
 from tests.targets.runpod.scripts.stub_api import KEY, StubApi
 
 sshd = pytest.mark.sshd
@@ -173,8 +173,6 @@ ln -s {sshd} {path}/sshd && ln -s {keygen} {path}/ssh-keygen
 
 def _packages(container: Container, manager: str, tries: int) -> Path:
     """A package manager that succeeds at that try."""
-    from tests.targets.runpod.scripts.guarded import program
-
     container.programs = ("curl", "ln")
     note, left = container.folder / "note", container.folder / "left"
     left.write_text(f"{tries}\n")
@@ -220,7 +218,7 @@ def test_an_image_that_cannot_speak_http_says_so_and_goes_on_trying(container: C
     container.says("NO TRAINING IS POSSIBLE HERE: no curl, python3 or wget, and no package manager")
     until(lambda: container.said.count("terminate: no answer (no curl, python3 or wget: no training)") > 2, "tries")
     assert not container.accepts()
-    (container.path / "curl").symlink_to("/usr/bin/curl")
+    (container.path / "curl").symlink_to(program("curl"))
     until(lambda: api.endings, "the end")
 
 

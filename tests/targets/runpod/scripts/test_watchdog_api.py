@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.targets.runpod.scripts.guarded import GuardedPod, until
+from tests.targets.runpod.scripts.guarded import GuardedPod, program, until
 from tests.targets.runpod.scripts.stub_api import KEY, POD, StubApi
 
 MEANS = ["curl", "wget", "python3", "perl"]
@@ -68,7 +68,7 @@ def test_without_any_program_it_says_so_loudly_and_goes_on_trying(pod: GuardedPo
     assert not pod.text_of("reached")
     pod.at(900).ends("lease")
     until(lambda: pod.said.count("terminate: no answer (no curl, python3 or wget: no training)") > 2, "many tries")
-    os.symlink(os.path.realpath("/usr/bin/curl"), pod.folder / "bin" / "curl")
+    (pod.folder / "bin" / "curl").symlink_to(program("curl"))
     pod.terminated()
 
 
@@ -216,9 +216,7 @@ def certificate(folder: Path) -> ssl.SSLContext:
     )
     (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
     (folder / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
@@ -236,7 +234,7 @@ def test_the_key_goes_only_to_a_server_with_a_certificate_that_is_trusted(
     pod.means = (means,)
     if trusted:
         pod.env["SSL_CERT_FILE"] = str(tmp_path / "tls" / "ca.pem")
-        pod.programs["wget"] = f'#!/bin/sh\nexec {os.path.realpath("/usr/bin/wget")} --ca-certificate "$SSL_CERT_FILE" "$@"\n'
+        pod.programs["wget"] = f'#!/bin/sh\nexec {program("wget")} --ca-certificate "$SSL_CERT_FILE" "$@"\n'
     try:
         pod.start()
         assert pod.state_text("OFFSET") == ("40" if trusted else "")

@@ -88,7 +88,7 @@ def test_what_somebody_else_asked_for_keeps_its_reason(pod: GuardedPod, what: st
     (job.path / "control").mkdir()
     (job.path / "control" / what).touch()
     pod.at(1200).looks()
-    assert sorted(os.listdir(job.path / "control")) == [what]
+    assert [path.name for path in (job.path / "control").iterdir()] == [what]
     pod.at(1500).ends("stall")
 
 
@@ -232,7 +232,7 @@ def test_another_job_of_a_kept_pod_is_followed_once_it_runs(pod: GuardedPod) -> 
 
 def test_a_folder_with_spaces_and_quotes_is_a_folder(pod: GuardedPod) -> None:
     pod.start()
-    job = pod.train("a job's \"own\" $HOME = 100%")
+    job = pod.train('a job\'s "own" $HOME = 100%')
     pod.at(100)
     job.ends()
     pod.looks().at(700).ends("done")
