@@ -25,12 +25,13 @@ from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.apikey import api_key, api_url
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.choose import choose
-from stepctl.targets.runpod.command import LEASE, MARK, pod_args, pod_env
+from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, start_command
 from stepctl.targets.runpod.create import make_pod
 from stepctl.targets.runpod.end import end_all
 from stepctl.targets.runpod.keys import close_secret, prepare_keys
 from stepctl.targets.runpod.login import Login
 from stepctl.targets.runpod.logs import SILENCE_SECONDS, Capture, capture
+from stepctl.targets.runpod.orders import orders
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.presence import Presence
 from stepctl.targets.runpod.ready import wait_ready
@@ -135,12 +136,18 @@ class PodMachine:
 
     def _wants(self) -> Wants:
         need = float(self._options.get("need_gb") or 0.0)
-        return wants_of(self._options, run=self._record.run, need_gb=need, args=pod_args(), env={})
+        return wants_of(self._options, run=self._record.run, need_gb=need, args=start_command(), env={})
 
     def _make(self) -> Attempt:
         def env() -> dict[str, str]:
-            keys = prepare_keys(self._api, self._file)
-            return pod_env(self._options, self._api.url, keys, self._record.run)
+            return orders(
+                self._options,
+                run=self._record.run,
+                keys=prepare_keys(self._api, self._file),
+                limit=limit_of(self._wants(), None),
+                api_url=self._api.url,
+                secrets=[api_key(self._options.get("api_key_command"), os.environ)],
+            )
 
         return make_pod(self._api, self._file, self._wants(), self._pace, self._tell, env)
 
@@ -154,7 +161,7 @@ class PodMachine:
         """The real price may leave less time than the listed one, from which the pod's own limit was made."""
         seconds, why = limit_of(self._wants(), attempt.price or attempt.listed_price)
         lines = f"MAX_SECONDS={seconds}\\nMAX_REASON={why}\\n"
-        self._login.run(f"printf '{lines}' > {kept.LIMITS}.new && mv {kept.LIMITS}.new {kept.LIMITS}")
+        self._login.run(f"printf '{lines}' > {LIMITS}.new && mv {LIMITS}.new {LIMITS}")
 
     # --- the job ------------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,15 @@ def next_name(record: PodRecord) -> str:
     return pod_name(record.run, max(used, default=0) + 1)
 
 
+LONGEST_SAVE_SEC = 300
+"""How long before its end a job is asked to save, at most; of a short life a tenth."""
+
+
+def save_ahead(seconds: int) -> int:
+    """Seconds before the end of a life of ``seconds`` at which a saved stop is asked for."""
+    return max(1, min(LONGEST_SAVE_SEC, seconds // 10))
+
+
 def max_seconds(wants: Wants, price: float | None) -> int:
     """As :func:`limit_of`, the seconds alone."""
     return limit_of(wants, price)[0]
@@ -113,11 +122,10 @@ def limit_of(wants: Wants, price: float | None) -> tuple[int, str]:
 
 def body_of(wants: Wants, name: str, gpu: str, price: float | None) -> CreatePod:
     """The body of the create of a pod of type ``gpu``, listed at ``price`` USD per hour for the whole pod."""
-    env = {
-        **wants.env,
-        "STEPCTL_RUN": wants.run,
-        "STEPCTL_MAX_SECONDS": str(max_seconds(wants, price)),
-    }
+    seconds, why = limit_of(wants, price)
+    env = {**wants.env, "STEPCTL_RUN": wants.run, "STEPCTL_MAX_SECONDS": str(seconds)}
+    if "STEPCTL_SAVE_AHEAD" in env:
+        env |= {"STEPCTL_MAX_REASON": why, "STEPCTL_SAVE_AHEAD": str(save_ahead(seconds))}
     assert len(env) <= MOST_ENV, "the provider takes 50 variables"
     unset = msgspec.UNSET
     volume = wants.network_volume_id
