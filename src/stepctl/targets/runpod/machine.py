@@ -219,6 +219,10 @@ class PodMachine:
         self._presence.first()
         return not self._gone and self._ssh.alive()
 
+    @property
+    def lost(self) -> bool:
+        return self._ssh.lost
+
     def death(self) -> str:
         return self._gone or self._ssh.death()
 
