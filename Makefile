@@ -32,10 +32,11 @@ architecture: install ## check which room imports which, and that the generated 
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_docs.py --check
 
-bench: install ## time a cold call against a plain training loop, and a bucket against the client alone (several minutes)
+bench: install ## time a cold call, buckets, transfers and pods against baselines of the same run (several minutes)
 	$(BIN)/python scripts/demo_model.py $(MODEL)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/cold_call.py --model $(MODEL) --out build/cold_call.json
 	$(BIN)/python benchmarks/bucket.py --out build/bucket.json
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/first_step.py --model $(MODEL) --out build/first_step.json
 
 sandbox: install ## rehearse on an emulated Runpod: starts it here, until Ctrl-C (root on Linux; docs/sandbox.md)
 	@$(BIN)/python scripts/demo_model.py $(MODEL)
@@ -43,7 +44,7 @@ sandbox: install ## rehearse on an emulated Runpod: starts it here, until Ctrl-C
 
 # openssh-server: real sshd, for tests of training over ssh (as the user who runs them) and in emulated pods. nftables and
 # iproute2: the pods' networks. The others are what a pod may have or lack.
-PACKAGES := openssh-server nftables iproute2 busybox dash curl wget rsync
+PACKAGES := openssh-server nftables iproute2 busybox dash curl wget rsync perl openssl
 system: ## install the system packages that tests and the sandbox use (Debian and Ubuntu; sudo unless root)
 	@sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $(PACKAGES)

@@ -269,3 +269,57 @@ def test_a_plan_says_where(away: Away) -> None:
     assert done.returncode == 0, done.stderr
     assert "on: 127.0.0.1, over SSH" in done.stdout
     assert not away.runs()
+
+
+def test_a_machine_that_is_gone_for_good_can_be_given_up(away: Away, sshd: Sshd) -> None:
+    away.train(away.trace("a.jsonl", rows(4)))
+    away.trace("b.jsonl", rows(8, 20))
+    away.faults(pause_at="step:3")
+    process = away.start("train", "b.jsonl", "--key", "b")
+    until(lambda: len(away.runs()) == 2)
+    run = away.wait_for("step:3", away.runs()[-1])
+    refused = away.run("train", "cancel", run.name, "--abandon")
+    assert refused.returncode == 2
+    assert "is following run" in refused.stderr
+    kill(process)
+    pid = json.loads((run / "run.json").read_text())["job"]["pid"]
+    os.killpg(pid, signal.SIGKILL)
+    sshd.stop()
+    try:
+        given_up = away.run("train", "cancel", run.name, "--abandon", "--json")
+    finally:
+        sshd.start()
+    assert given_up.returncode == 0, given_up.stderr
+    assert json.loads(given_up.stdout)["state"] == "cancelled"
+    away.faults()
+    assert away.train("b.jsonl", "--key", "b")["from_step"] == 1
+    assert away.trained() == 12
+    away.verify()
+
+
+def test_a_run_is_started_again_on_its_own_target(away: Away) -> None:
+    """The examples never arrived; meanwhile stepctl.toml lost the target."""
+    away.trace("b.jsonl", rows(8))
+    away.faults(pause_at="step:1")
+    program = away.path / "dying.py"
+    program.write_text(dying_program("replace"))
+    command = away.command
+    for number in range(20):
+        away.command = lambda *args, number=number: [  # type: ignore[method-assign]
+            command()[0],
+            str(program),
+            str(number),
+            *map(str, args),
+        ]
+        process = away.start("train", "b.jsonl", "--detach")
+        process.communicate(timeout=60)
+        if away.runs() and process.returncode == -9:
+            break
+    away.command = command  # type: ignore[method-assign]
+    away.faults()
+    toml = away.path / "stepctl.toml"
+    lines = toml.read_text().replace('target = "box"', "")
+    toml.write_text(lines.partition("[targets.box]")[0] + lines[lines.index("[targets.local]") :])
+    answer = attach(away)
+    assert (answer["state"], answer["target"], answer["global_step"]) == ("done", "box", 2)
+    assert json.loads((away.runs()[-1] / "run.json").read_text())["target_options"]["kind"] == "ssh"

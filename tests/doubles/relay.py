@@ -22,6 +22,7 @@ class Relay:
         self._flow.set()
         self.refusing = False
         self.cut_after: int | None = None
+        self.freeze_after: int | None = None
         self.up = 0
         """Bytes from clients to the server, over all connections."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -56,6 +57,9 @@ class Relay:
                     self.cut_after = None
                     self.reset()
                     return
+                if up and self.freeze_after is not None and self.up > self.freeze_after:
+                    self.freeze_after = None
+                    self.freeze()
                 target.sendall(data)
                 self.up += len(data) if up else 0
         with contextlib.suppress(OSError):

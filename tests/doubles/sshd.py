@@ -1,4 +1,7 @@
-"""A real sshd on a free port, without privileges: its own configuration, host key and home; one key opens it."""
+"""A real sshd on a free port, without privileges: its own configuration, host key and home; one key opens it.
+
+It runs as whoever runs the tests; root can have it run as another user.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +61,7 @@ class Sshd:
 
     def __init__(self, folder: Path, *, user: str | None = None, bashrc: str = "") -> None:
         self.folder, self.user = folder, user or getpass.getuser()
+        self.uid = pwd.getpwnam(self.user).pw_uid
         self.home = folder / "home"
         (self.home / ".ssh").mkdir(parents=True)
         (self.home / ".bashrc").write_text(bashrc)
@@ -102,10 +106,8 @@ class Sshd:
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         words = [demand(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
-        other = self.user != getpass.getuser()
-        if other:
-            account = pwd.getpwnam(self.user)
-            subprocess.run(["chown", "-R", f"{account.pw_uid}:{account.pw_gid}", str(self.folder)], check=True)
+        if self.user != getpass.getuser():
+            words = self._as_another(words)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 words,
@@ -114,9 +116,6 @@ class Sshd:
                 stderr=log,
                 start_new_session=True,
                 env={"PATH": os.environ["PATH"]},
-                user=self.user if other else None,
-                group=pwd.getpwnam(self.user).pw_gid if other else None,
-                extra_groups=[] if other else None,
             )
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
@@ -126,6 +125,18 @@ class Sshd:
                 break
             time.sleep(0.02)
         raise AssertionError(f"sshd did not start: {self.log.read_text()}")
+
+    def _as_another(self, words: list[str]) -> list[str]:
+        """As a user without privileges, who has a shell in a private /etc/passwd and may read what the tests read."""
+        account = pwd.getpwnam(self.user)
+        ids = f"{account.pw_uid}:{account.pw_gid}"
+        subprocess.run(["chown", "-R", ids, str(self.folder)], check=True)
+        passwd = self.folder / "passwd"
+        passwd.write_text(f"{self.user}:x:{ids}::{self.home}:/bin/bash\n")
+        bind = 'mount --bind "$0" /etc/passwd && exec setpriv "$@"'
+        caps = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+        who = ["--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), "--clear-groups"]
+        return ["unshare", "--mount", "sh", "-c", bind, str(passwd), *who, *caps, *words]
 
     def stop(self) -> None:
         """End it and every session; what the sessions started goes on, as on a real machine."""

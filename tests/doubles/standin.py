@@ -1,10 +1,10 @@
 """A trainer for tests of everything around training: the real order of a job, real commits, an engine without torch.
 
-Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder says
-what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``), ``engine: "torch"`` for the real one, ``nan_at``,
-``oom_at``, ``raise_at`` (a step; the error quotes an example), ``versions`` (what it says of itself in manifests),
-``repeatable``, ``full_at`` (rows: the disk is full when so many are saved). ``job.pgid`` there holds the newest job's
-process group.
+Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder, or
+in ``STANDIN_FOLDER``, says what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``; the file ``go`` beside
+it lets it go on), ``step_sec`` (how long a step takes), ``engine: "torch"`` for the real one, ``nan_at``, ``oom_at``,
+``raise_at`` (a step; the error quotes an example), ``versions`` (what it says of itself in manifests), ``repeatable``,
+``full_at`` (rows: the disk is full when so many are saved). ``job.pgid`` there holds the newest job's process group.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class StandIn:
     def train(self, rows: Sequence[Row], from_step: int, on_step: Callable[[Step], bool]) -> None:
         for i in range(0, len(rows), self.group):
             step = from_step + i // self.group + 1
+            time.sleep(self.faults.get("step_sec", 0))
             self._fail(step)
             for row in rows[i : i + self.group]:
                 for text in row.texts:
@@ -99,7 +100,7 @@ class StandIn:
         (folder / "optimizer.safetensors").write_text(json.dumps(state))
 
 
-def faulty(write: EventWriter, faults: dict[str, Any], project: Path) -> Callable[[AnyEvent], None]:
+def faulty(write: EventWriter, faults: dict[str, Any], folder: Path) -> Callable[[AnyEvent], None]:
     """Writes each event; then dies or waits where the faults say so."""
 
     def emit(event: AnyEvent) -> None:
@@ -109,7 +110,7 @@ def faulty(write: EventWriter, faults: dict[str, Any], project: Path) -> Callabl
             os.kill(os.getpid(), signal.SIGKILL)
         if name and faults.get("pause_at") == name:
             deadline = time.monotonic() + 60
-            while not (project / "go").exists() and time.monotonic() < deadline:
+            while not (folder / "go").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
 
     return emit
@@ -120,7 +121,8 @@ def main() -> None:
     project = job_dir.path.parent.parent
     if job_dir.job.exists():
         (project / "job.pgid").write_text(str(os.getpgid(0)))  # for those who kill it
-    path = project / "faults.json"
+    folder = Path(os.environ.get("STANDIN_FOLDER", project))
+    path = folder / "faults.json"
     faults = json.loads(path.read_text()) if path.exists() else {}
     if faults.get("kill_at") == "start":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -132,7 +134,7 @@ def main() -> None:
             return TorchEngine()
         return StandIn(faults)
 
-    emit = faulty(EventWriter(job_dir.events), faults, project)
+    emit = faulty(EventWriter(job_dir.events), faults, folder)
     code = run_job(job_dir, sys.stdin.buffer, engine, emit)
     sys.stdout.flush()
     os._exit(code)

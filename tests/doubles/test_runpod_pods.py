@@ -310,7 +310,7 @@ def test_make_sandbox(tmp_path: Path) -> None:
         eventually((tmp_path / "env").exists)
         create = """. "$0"; curl -s -H "Authorization: Bearer $RUNPOD_API_KEY" -H 'Content-Type: application/json' \\
           -d '{"name": "a", "image": "i", "gpu": {"id": "NVIDIA L4", "count": 1}}' \\
-          "$STEPCTL_TARGETS__SANDBOX__API_URL/pods"; curl -s "$STEPCTL_SANDBOX_CONTROL/pods" """
+          "$STEPCTL_TARGETS__SANDBOX__API_URL/pods"; curl -s "$SANDBOX_CONTROL/pods" """
         assert f"STEPCTL_MODEL={root}/x" in (tmp_path / "env").read_text()
         out = subprocess.check_output(["sh", "-c", create, str(tmp_path / "env")], text=True)
         assert out.startswith('{"id": ') and '"boot": 60' in out

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stepctl.base.errors import Exit, NotCommitted, StepctlError
-from stepctl.calls.away import bring_home, is_away, let_go, machine_of, teller, with_pods
+from stepctl.calls.away import blaming_pods, bring_home, is_away, let_go, machine_of, teller, with_pods
 from stepctl.calls.follow import POLL_SEC, follow
 from stepctl.calls.reporting import close, exit_code, read_events, report_of, with_events
 from stepctl.calls.settle import commit_pending, settle
@@ -62,7 +62,9 @@ def wait_for_end(
             return _left(world, record, Exit.TIMED_OUT)
         world.wait(POLL_SEC)
         record = world.store.load(record.run)
-    if record.state in UNFINISHED:
+    if record.state not in UNFINISHED:
+        return report_now(world, record)
+    with blaming_pods(world.store, record.run):
         machine = machine or machine_of(world.store, record, teller(world))
         rest = None if timeout is None else timeout - (world.now() - began)
         ending = follow(
@@ -79,8 +81,7 @@ def wait_for_end(
             machine.close()
             tell_what_goes_on(world, record)
             return _left(world, record, Exit.DETACHED if ending == "detached" else Exit.TIMED_OUT)
-        record = settle(world, world.store.load(record.run), machine, ended=is_away(record))
-    return report_now(world, record)
+        return report_now(world, settle(world, world.store.load(record.run), machine, ended=is_away(record)))
 
 
 def patience_of(record: RunRecord) -> float:
@@ -96,7 +97,7 @@ def tell_what_goes_on(world: World, record: RunRecord) -> None:
         return
     price = attempt.price or attempt.listed_price
     rate = f" at ${price:.2f} an hour" if price else ""
-    until = f"; it ends itself at {attempt.deadline_at} at the latest" if attempt.deadline_at else ""
+    until = f"; it ends itself at {attempt.deadline_at[:19]} UTC at the latest" if attempt.deadline_at else ""
     grace = record.target_options.get("retrieve_grace_minutes", 0)
     stays = f", or {grace:g} minutes after the job, and what is not fetched by then is lost" if record.staged else ""
     world.listener.notice(f"pod {attempt.pod or attempt.name} goes on{rate}{until}{stays}")

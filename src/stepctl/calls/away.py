@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from stepctl.base.errors import Exit, StepctlError, UsageError
 from stepctl.base.files import sha256_bytes
 from stepctl.calls.saved import commit_saved
 from stepctl.calls.world import World
-from stepctl.config.model import LocalTarget, RunpodTarget, Settings, SshTarget
+from stepctl.config.model import LocalTarget, RunpodTarget, Settings, SshTarget, Target
 from stepctl.jobs.events import Committed
 from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.records import Manifest
@@ -45,7 +47,7 @@ def teller(world: World) -> Teller:
     return Teller(notice=world.listener.notice, event=world.listener.event)
 
 
-def target_of(settings: Settings) -> LocalTarget | SshTarget | RunpodTarget:
+def target_of(settings: Settings) -> Target:
     """The target that the settings name."""
     return settings.targets.get(settings.target) or LocalTarget()
 
@@ -59,6 +61,14 @@ def target_options(settings: Settings, key: str | None, keep_sec: float | None =
     if isinstance(target_of(settings), RunpodTarget):
         options |= {"mark": mark_of(settings, key), "keep_sec": keep_sec}
     return options
+
+
+def recorded_target(record: RunRecord) -> LocalTarget | SshTarget | RunpodTarget:
+    """The target as it was when the run was made, whatever the settings of today say."""
+    kinds: dict[Any, type[LocalTarget | SshTarget | RunpodTarget]] = {"ssh": SshTarget, "runpod": RunpodTarget}
+    kind = kinds.get(record.target_options.get("kind"), LocalTarget)
+    known = ("kind", *kind.__struct_fields__)
+    return msgspec.convert({name: value for name, value in record.target_options.items() if name in known}, kind)
 
 
 def mark_of(settings: Settings, key: str | None) -> str:
@@ -174,10 +184,29 @@ def with_pods(report: Report, store: RunStore, run: str) -> Report:
     return report
 
 
+@contextmanager
+def blaming_pods(store: RunStore, run: str) -> Iterator[None]:
+    """Whatever goes wrong in here says so when a pod of the run may still be alive."""
+    try:
+        yield
+    except StepctlError as error:
+        blame_pods(error, store, run)
+        raise
+    except OSError as error:
+        said = StepctlError(": ".join(str(part) for part in (error.strerror or error, error.filename) if part))
+        blame_pods(said, store, run)
+        if said.exit_code == Exit.POD_ALIVE:
+            raise said from error
+        raise
+
+
 def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
     """Make an error say that a pod of the run may still be alive, when that is so: it outranks everything else."""
     file = PodFile(store.folder(run))
-    alive = [each for each in file.load().open if each.state != "kept"] if file.exists() else []
+    try:
+        alive = [each for each in file.load().open if each.state != "kept"] if file.exists() else []
+    except StepctlError:
+        return
     if not alive:
         return
     prices = [each.price or each.listed_price for each in alive]
@@ -186,3 +215,5 @@ def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
     error.exit_code = Exit.POD_ALIVE
     error.cost = f"a pod may still be alive: {names}{rate}"
     error.next = f"stepctl pod rm {run}"
+    if any(each.state == "working" for each in alive):
+        error.next = f"stepctl train attach {run} brings its work home and ends it; {error.next} ends it at once"

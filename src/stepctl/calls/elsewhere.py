@@ -6,6 +6,7 @@ A runner that is thrown away takes its run store and the pod's keys with it, so 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 from stepctl.base.errors import LineageConflict
 from stepctl.calls.away import is_staged, mark_of
@@ -17,30 +18,37 @@ from stepctl.calls.world import World
 from stepctl.config.model import RunpodTarget
 from stepctl.lineage.store import by_key, read_lineage
 from stepctl.targets.runpod.api import Api
+from stepctl.targets.runpod.end import MISSES
+from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import Pod
+from stepctl.targets.runpod.sweep import Rented, end_rented, sweep
 
 
 def wait_elsewhere(world: World, request: TrainRequest, prepared: Prepared) -> None:
     """Wait while a pod that another machine rented for this very call is there, unless the key is committed by then.
 
+    A key that is committed before anybody asks is answered from the bucket alone; a pod that is still there when the
+    wait is over is ended.
+
     Raises:
         LineageConflict: there is one, and the call must not wait.
         TimedOut: it takes longer than the call was given.
+        PodAlive: its end could not be confirmed.
     """
     settings = prepared.settings
     options = settings.targets.get(settings.target)
-    if request.key is None or not isinstance(options, RunpodTarget):
+    if request.key is None or not isinstance(options, RunpodTarget) or _committed(prepared, request.key):
         return
-    mark = mark_of(settings, request.key)
     until = math.inf if request.timeout is None else world.now() + request.timeout
     api = open_api(options)
-    told = ""
     try:
-        while pods := _marked(world, api, mark):
+        wait = _Wait(world, api, Pace(options.poll_seconds, sleep=world.wait), mark_of(settings, request.key))
+        while wait.goes_on():
             if _committed(prepared, request.key):
+                wait.end("its key is committed")
                 return
-            pod = pods[0]
-            if request.no_wait:
+            pod = wait.pods[0].pod if wait.pods else None
+            if pod is not None and request.no_wait:
                 raise LineageConflict(
                     f"pod {pod.id} ({pod.name}) is training this very --key, started from another machine",
                     safe="nothing was trained by this call",
@@ -48,26 +56,56 @@ def wait_elsewhere(world: World, request: TrainRequest, prepared: Prepared) -> N
                     code="busy",
                     details={"pod": pod.id},
                 )
-            if pod.id != told:
-                told = pod.id
+            if pod is not None and wait.is_new(pod):
                 world.listener.notice(_waiting(pod, is_staged(settings)))
-            if world.now() >= until:
+            if pod is not None and world.now() >= until:
                 raise TimedOut(
                     f"the time limit passed, and pod {pod.id} is still training this --key",
                     safe="nothing was trained by this call",
                     cost=f"pod {pod.id}, until it ends itself",
                     next="repeat the command later",
                 )
-            world.wait(options.poll_seconds)
+            wait.pace.poll()
     finally:
         api.close()
 
 
-def _marked(world: World, api: Api, mark: str) -> list[Pod]:
-    """Pods with this mark whose run is not in the store here: that one is followed as any other."""
-    known = set(world.store.names())
-    env = [(pod, pod.env or {}) for pod in api.pods() if not pod.ended]
-    return [pod for pod, said in env if said.get("STEPCTL_MARK") == mark and said.get("STEPCTL_RUN") not in known]
+@dataclass
+class _Wait:
+    """Looks for pods with the call's mark whose run is not in the store here: that one is followed as any other."""
+
+    world: World
+    api: Api
+    pace: Pace
+    mark: str
+    pods: list[Rented] = field(default_factory=list)
+    told: str = ""
+    misses: int = MISSES
+
+    def goes_on(self) -> bool:
+        """Look once more; False when none was there at first, or none is there for some looks in a row."""
+        known = set(self.world.store.names())
+        found = sweep(self.api, self.world.store, self.pace, secrets=False).pods
+        ours = [each for each in found if each.mark == self.mark and each.run not in known]
+        self.pods = [each for each in ours if each.pod.live]
+        # What is stopped commits nothing any more, and may bill on.
+        self._end([each for each in ours if not each.pod.live], "it does not work any more")
+        self.misses = 0 if self.pods else self.misses + 1
+        return self.misses < MISSES
+
+    def is_new(self, pod: Pod) -> bool:
+        """Whether nobody was told of this pod."""
+        before, self.told = self.told, pod.id
+        return before != pod.id
+
+    def end(self, why: str) -> None:
+        """End what is there, confirmed."""
+        self._end(self.pods, why)
+
+    def _end(self, pods: list[Rented], why: str) -> None:
+        for each in pods:
+            self.world.listener.notice(f"pod {each.pod.id} is ended: {why}")
+            end_rented(self.api, self.world.store, each, self.pace, "client", why)
 
 
 def _committed(prepared: Prepared, key: str) -> bool:

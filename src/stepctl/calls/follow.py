@@ -119,7 +119,7 @@ def follow(
             fetched = tail.saved
             _fetch(world, fetch)
         if patience is not None and canceller.began is None and world.now() - heard >= patience:
-            world.listener.notice(f"nothing was saved in {patience / 60:.0f} minutes: the stop becomes a cancel")
+            world.listener.notice(f"nothing was saved in {patience / 60:.3g} minutes: the stop becomes a cancel")
             canceller.begin(world.now())
         canceller.press(world.now())
         if timeout is not None and world.now() - began >= timeout:

@@ -137,7 +137,7 @@ def remove(world: World, account: Account, word: str) -> dict[str, Any]:
     if file.exists():
         record = end_all(account.api, file, account.pace, "client", "stepctl pod rm")
         _note(world, run)
-        return {"ended": [msgspec.to_builtins(each) for each in record.attempts if each.pod is not None]}
+        return {"ended": [msgspec.to_builtins(each) for each in record.attempts if each.state == "gone"]}
     return _end_each(world, account, [each for each in found.pods if each.run == run], "client", "stepctl pod rm")
 
 

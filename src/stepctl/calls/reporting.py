@@ -42,7 +42,7 @@ def train_again(loaded: Loaded, record: RunRecord, *words: str) -> str:
 def exit_code(report: Report) -> int:
     """The exit code that a report's state means."""
     code = EXITS.get(report.state, Exit.FAILED)
-    if report.pod_alive:
+    if report.pod_alive and report.state != "running":
         return int(Exit.POD_ALIVE)
     if report.error and report.state in ("failed", "stopped"):
         code = Exit(report.error.get("exit_code", code))

@@ -8,6 +8,7 @@ import msgspec
 
 from stepctl.base.errors import StepctlError, UsageError
 from stepctl.base.files import sha256_bytes
+from stepctl.calls.away import is_away, recorded_target
 from stepctl.calls.reporting import train_again
 from stepctl.calls.request import STDIN, TrainRequest, read_source
 from stepctl.calls.train import train
@@ -48,6 +49,7 @@ def restart(world: World, record: RunRecord, trace: list[str] | None = None, tim
         fresh=record.settings.get("fresh", record.new_root),
         expect_step=record.expect_step,
         run=record.run,
+        keep_pod_sec=record.target_options.get("keep_sec"),
         timeout=timeout,
     )
     world.loaded = _loaded(world.loaded, record)
@@ -73,8 +75,10 @@ def _read(loaded: Loaded, record: RunRecord, trace: TraceRecord, instead: list[s
 
 
 def _loaded(loaded: Loaded, record: RunRecord) -> Loaded:
-    """Today's settings with the run's own in their place."""
-    recorded = record.settings
+    """Today's settings with the run's own in their place; where another machine was to train, that is the same one."""
+    recorded, targets = record.settings, loaded.settings.targets
+    if is_away(record):
+        targets = {**targets, record.target: recorded_target(record)}
     settings: Settings = msgspec.structs.replace(
         loaded.settings,
         model=record.model,
@@ -83,6 +87,7 @@ def _loaded(loaded: Loaded, record: RunRecord) -> Loaded:
         bucket=record.bucket,
         lineage=record.lineage,
         target=record.target,
+        targets=targets,
         init_from=recorded.get("init_from"),
         keep_checkpoints=recorded["keep_checkpoints"],
         trust_remote_code=recorded.get("trust_remote_code", loaded.settings.trust_remote_code),

@@ -148,6 +148,19 @@ def _final_away(world: World, record: RunRecord, machine: Machine) -> Report:
     return with_reason(_brought(world, record, report, refused), job)
 
 
+def abandon_run(world: World, record: RunRecord) -> RunRecord:
+    """Close a run whose machine cannot be reached any more: what is committed counts, what was fetched is committed."""
+    if record.state not in UNFINISHED:
+        return record
+    machine = machine_of(world.store, record, teller(world))
+    world.store.job_dir(record.run).request("cancel")
+    with world.store.bringing(record.run):
+        commit_saved(world, record)
+    report = _died(world, record, machine, world.store.job_dir(record.run))
+    let_go(world, record, machine, report)
+    return end_run(world.store, record, report)
+
+
 def _brought(world: World, record: RunRecord, report: Report, refused: StepctlError | OSError | None) -> Report:
     """What a staged job reached, measured by what is in the bucket, or at least here."""
     reached = report.checkpoint

@@ -119,6 +119,15 @@ def open_api(options: RunpodTarget) -> Api:
     return Api(api_url(options.api_url, os.environ), api_key(options.api_key_command, os.environ))
 
 
+def check_key(options: RunpodTarget) -> None:
+    """Refuse a call that could rent nothing before it leaves a record.
+
+    Raises:
+        UsageError: there is no API key, or the API's address is none.
+    """
+    open_api(options).close()
+
+
 def plan_pod(world: World, prepared: Prepared, rows: int) -> Plan:
     """Read the catalog, and say what the call would rent.
 
@@ -247,7 +256,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         parts = f"boot {times.boot_sec:.0f} s, set-up {times.setup_sec or 0:.0f} s, "
         parts += f"{plan.steps} steps of {times.step_sec:.1f} s"
         minutes = plan.forecast_sec / 60
-        yield f"forecast: ${plan.forecast_usd:.2f} for {minutes:.0f} minutes ({parts}), from earlier runs"
+        cost = f"${plan.forecast_usd:.{2 if plan.forecast_usd >= 0.1 else 4}f}"
+        yield f"forecast: {cost} for {minutes:.0f} minutes ({parts}), from earlier runs"
     else:
         yield f"forecast: none yet, for no earlier run on {plan.target} tells how long boot and steps take"
     most = "unknown" if plan.most_usd is None else f"${plan.most_usd:.2f}"

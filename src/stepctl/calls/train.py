@@ -9,7 +9,7 @@ from typing import Any
 
 from stepctl.base.errors import Exit, LineageConflict, StepctlError, UsageError
 from stepctl.calls.attach import report_now, tell_what_goes_on, wait_for_end
-from stepctl.calls.away import blame_pods, is_away, let_go, machine_of, target_of, teller
+from stepctl.calls.away import blame_pods, is_away, let_go, machine_of, recorded_target, target_of, teller
 from stepctl.calls.decide import Ask, Decision, decide
 from stepctl.calls.follow import TimedOut
 from stepctl.calls.prepare import Prepared, prepare, read_state
@@ -22,6 +22,7 @@ from stepctl.config.model import RunpodTarget
 from stepctl.lineage.identity import require_same
 from stepctl.lineage.records import LedgerLine
 from stepctl.lineage.store import LineageState
+from stepctl.runs.pods import PodFile
 from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
 from stepctl.targets.base import GivenUp
@@ -48,7 +49,8 @@ def train(world: World, request: TrainRequest) -> Report:
         world.listener.notice(line)
     for warning in prepared.warnings:
         world.listener.notice(f"warning: {warning['message']}")
-    if isinstance(target_of(prepared.settings), RunpodTarget):
+    target = target_of(prepared.settings)
+    if isinstance(target, RunpodTarget):
         from stepctl.calls.elsewhere import wait_elsewhere
 
         wait_elsewhere(world, request, prepared)
@@ -78,7 +80,8 @@ def _follow(world: World, request: TrainRequest, other: RunRecord) -> Report | N
 
 def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claimed) -> Report:
     record = claimed.record
-    world.interrupts.armed = True
+    # Until a machine elsewhere is ready, Ctrl-C ends the call, also while a person is asked.
+    world.interrupts.armed = not is_away(record)
     for warning in record.warnings[len(prepared.warnings) :]:
         world.listener.notice(f"warning: {warning['message']}")
     try:
@@ -117,8 +120,10 @@ def _agreed(world: World, prepared: Prepared, record: RunRecord) -> bool:
 def _given_up(world: World, record: RunRecord) -> Report:
     """Ctrl-C, or a cancel from elsewhere, before the job existed: the machine is let go, whatever else is pressed."""
     world.interrupts.armed = True
-    world.listener.notice("cancelling: the machine is let go, and nothing was trained")
     record = world.store.load(record.run)
+    got = not isinstance(recorded_target(record), RunpodTarget) or PodFile(world.store.folder(record.run)).exists()
+    what = "cancelling: the machine is let go" if got else "cancelled: nothing was rented"
+    world.listener.notice(f"{what}, and nothing was trained")
     report = report_of(record)
     report.state = "cancelled"
     let_go(world, record, machine_of(world.store, record, teller(world)), report)
@@ -259,6 +264,11 @@ def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) 
     if state.head is not None and not decision.fresh:
         require_same(settings.lineage, state.head.identity, prepared.identity)
     prepared.bucket.check_writable()
+    target = target_of(settings)
+    if isinstance(target, RunpodTarget):
+        from stepctl.calls.spending import check_key
+
+        check_key(target)
     return Claimed(make_record(world, request, prepared, decision, state), state)
 
 

@@ -40,7 +40,8 @@ class Silent:
 class Interrupts:
     """Counts Ctrl-C; the command line adds to it from a signal handler.
 
-    ``armed`` says that a run exists which answers them; before that a Ctrl-C just ends the call.
+    ``armed`` says that they are only counted: a run exists which answers them, or the call is on its way out. Else a
+    Ctrl-C just ends the call.
     """
 
     count: int = 0

@@ -102,11 +102,15 @@ class Terminal:
     def __init__(self) -> None:
         self._bar: Bar | None = None
         self._task: Any = None
+        self._carrying = False
 
     def event(self, event: AnyEvent) -> None:
         """Move the bar, or write a line."""
         if isinstance(event, Progress):
             self._move(event)
+            return
+        if isinstance(event, Transfer):
+            self._carry(event)
             return
         line = event_line(event)
         if line is not None:
@@ -115,8 +119,9 @@ class Terminal:
             self.close()
 
     def _move(self, event: Progress) -> None:
-        if self._bar is None:
-            self._bar = _new_bar()
+        if self._bar is None or self._carrying:
+            self.close()
+            self._bar, self._carrying = _new_bar(), False
             self._task = self._bar.add_task("training", total=event.steps_total, step=0, loss="", left="")
             self._bar.start()
         self._bar.update(
@@ -126,6 +131,19 @@ class Terminal:
             loss=f"{event.loss:.4f}",
             left=duration(event.eta_sec),
         )
+
+    def _carry(self, event: Transfer) -> None:
+        """Show bytes on their way; beside the bar of the steps they are not worth one of their own."""
+        if self._bar is not None and not self._carrying:
+            return
+        if self._bar is None:
+            self._bar, self._carrying = _new_carrying(), True
+            self._task = self._bar.add_task("bytes", total=event.bytes_total, left="")
+            self._bar.start()
+        left = duration(event.eta_sec)
+        self._bar.update(self._task, completed=event.bytes_done, total=event.bytes_total, left=left)
+        if event.bytes_done >= event.bytes_total:
+            self.close()
 
     def notice(self, text: str) -> None:
         """Write a line above the bar."""
@@ -154,6 +172,30 @@ def _new_bar() -> Bar:
         TextColumn("{task.fields[left]} left"),
         console=Console(stderr=True),
     )
+
+
+def _new_carrying() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn
+    from rich.progress import Progress as NewBar
+
+    return NewBar(
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[left]} left"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def dollars(amount: float) -> str:
+    """``$1.25``; small amounts with enough places to be seen."""
+    return f"${amount:.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.4f}"
+
+
+def moment(text: str) -> str:
+    """A recorded time without its fractions."""
+    return f"{text[:19].replace('T', ' ')} UTC"
 
 
 def new_display() -> Plain | Terminal:

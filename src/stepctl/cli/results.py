@@ -16,8 +16,12 @@ _STATES = {
     "cancelled": "cancelled",
     "failed": "failed",
     "needs_trace": "not started",
+    "lost_unretrieved": "lost: the pod ended before what it trained was fetched",
     "commit_pending": "saved here, not in the bucket yet",
 }
+
+
+_WHO = {"client": "this side", "pod": "itself", "provider": "the provider", "reaper": "stepctl pod reap", None: "?"}
 
 
 def report_lines(report: Report) -> Iterator[str]:
@@ -34,6 +38,24 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"held-out loss: {report.eval_loss_before:.4f} -> {report.eval_loss:.4f}"
     if report.checkpoint:
         yield f"checkpoint: {report.bucket}/{report.lineage}/checkpoints/{report.checkpoint}"
+    yield from _receipts(report)
+
+
+def _receipts(report: Report) -> Iterator[str]:
+    """What was rented and what became of it."""
+    from stepctl.cli.display import dollars, moment
+
+    for pod in report.pods:
+        if pod["pod"] is None:
+            continue
+        cost = "" if pod["spent_usd"] is None else f", {dollars(pod['spent_usd'])}"
+        what = f"pod {pod['pod']} ({pod['gpu_type']})"
+        if pod["state"] == "gone":
+            yield f"receipt: {what} is gone since {moment(pod['gone_at'])}, ended by {_WHO[pod['ended_by']]}{cost}"
+        elif pod["state"] == "kept":
+            yield f"kept: {what} until {moment(pod['kept_until'])}"
+        elif pod["state"] != "handed" and report.state != "running":
+            yield f"MAY STILL BE ALIVE: {what}; stepctl pod rm {report.run}"
 
 
 def finish(output: Output, report: Report) -> int:
@@ -42,6 +64,9 @@ def finish(output: Output, report: Report) -> int:
         write_line(sys.stderr, f"error: {report.error['message']}")
         if report.error.get("next"):
             write_line(sys.stderr, f"next: {report.error['next']}")
+    if report.pod_alive and report.state != "running":
+        write_line(sys.stderr, f"still costs: a pod of run {report.run} may still be alive")
+        write_line(sys.stderr, f"next: stepctl pod rm {report.run}")
     if report.forked:
         write_line(sys.stderr, f"error: {report.checkpoint} is a fork: another checkpoint is the head now")
         write_line(sys.stderr, "safe: the work is kept in the bucket")

@@ -38,10 +38,14 @@ def given_again(world: World) -> str:
 
 
 def catch_interrupts(interrupts: Interrupts) -> None:
-    """Ctrl-C and TERM are counted once a run exists to answer them; before that they end the call."""
+    """Ctrl-C and TERM are counted once a run exists to answer them; before that the first one ends the call.
+
+    What comes after that one must not cut short how the call ends: a machine may have to be let go.
+    """
 
     def handle(*_: object) -> None:
         if not interrupts.armed:
+            interrupts.armed = True
             raise KeyboardInterrupt
         interrupts.count += 1
 

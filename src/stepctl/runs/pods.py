@@ -5,7 +5,10 @@ Written before each act on the provider, with enough in it to find what the act 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,8 @@ class Attempt(Struct, kw_only=True):
     provider).
 
     ``ended_by`` is who ended it: ``client``, ``pod`` (its own watchdog), ``provider`` (it vanished), ``reaper``;
-    ``reason`` says why. ``spent_usd`` is price x time until ``gone_at``, as counted here.
+    ``reason`` says why. ``spent_usd`` is price x time until ``gone_at``, as counted here, or until it was kept or
+    handed over; from ``billed_from`` on, where an earlier run paid for the time before.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Attempt(Struct, kw_only=True):
     refusal: str | None = None
     spent_usd: float | None = None
     deadline_at: str | None = None
+    billed_from: str | None = None
 
 
 class PodRecord(Struct, kw_only=True):
@@ -89,7 +94,7 @@ class PodRecord(Struct, kw_only=True):
 
     @property
     def spent_usd(self) -> float:
-        """What all ended attempts cost, as counted here."""
+        """What all ended attempts cost, as counted here, and what kept ones cost until they were kept."""
         return sum(attempt.spent_usd or 0.0 for attempt in self.attempts)
 
 
@@ -144,9 +149,20 @@ class PodFile:
         """Write it: temporary file, fsync, rename."""
         write_atomic(self.path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n", mode=0o600)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held by one process from reading to writing. Not to be nested."""
+        fd = os.open(self.folder / ".pod", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
     def update(self, change: Callable[[PodRecord], None]) -> PodRecord:
         """Read, change, write."""
-        record = self.load()
-        change(record)
-        self.save(record)
+        with self.locked():
+            record = self.load()
+            change(record)
+            self.save(record)
         return record

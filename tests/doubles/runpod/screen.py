@@ -33,7 +33,7 @@ def variables(addresses: dict[str, str], key: str) -> dict[str, str]:
         f"STEPCTL_TARGETS__{TARGET.upper()}__{name.upper()}": value
         for name, value in settings(addresses["url"]).items()
     }
-    return {"RUNPOD_API_KEY": key, "STEPCTL_SANDBOX_CONTROL": addresses["control"], **target}
+    return {"RUNPOD_API_KEY": key, "SANDBOX_CONTROL": addresses["control"], **target}
 
 
 def write_env(path: Path, addresses: dict[str, str], key: str, model: Path | None) -> None:

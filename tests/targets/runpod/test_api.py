@@ -32,7 +32,7 @@ from stepctl.targets.runpod.errors import (
     says_no_stock,
 )
 from stepctl.targets.runpod.records import CreateGpu, CreatePod
-from stepctl.targets.runpod.wire import LONGEST_LIMIT, TRIES
+from stepctl.targets.runpod.wire import LONGEST_LIMIT, PATIENCE, TRIES
 
 KEY = "rpa_very_secret_key"
 URL = "https://api.runpod.io/v2"
@@ -308,6 +308,26 @@ def test_a_failing_server_may_ask_for_a_longer_pause() -> None:
     scripted = Scripted(says(503, retry_after="20"), PODS)
     scripted.api.pods()
     assert scripted.clock.waited == 20
+
+
+def test_a_request_into_the_void_is_given_up() -> None:
+    scripted = Scripted(httpx.ReadTimeout("x"))
+
+    def slowly(request: httpx.Request) -> httpx.Response:
+        scripted.clock.sleep(30)
+        return scripted.answer(request)
+
+    api = Api(
+        URL,
+        KEY,
+        http=httpx.Client(transport=httpx.MockTransport(slowly)),
+        sleep=scripted.clock.sleep,
+        now=scripted.clock.now,
+    )
+    with pytest.raises(Unreachable):
+        api.pods()
+    assert len(scripted.requests) < TRIES
+    assert scripted.clock.waited <= PATIENCE + 31
 
 
 def test_lists_are_read_to_their_end(desk: Desk) -> None:

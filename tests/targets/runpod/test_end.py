@@ -15,6 +15,8 @@ from stepctl.runs.pods import PodFile
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.end import end_all, end_pod, end_unrecorded
 from stepctl.targets.runpod.errors import PodAlive
+from stepctl.targets.runpod.records import CreatePod
+from stepctl.targets.runpod.wants import body_of
 
 DELETES = r"^DELETE /v2/pods/"
 LOOKS = r"^GET /v2/pods/"
@@ -122,6 +124,15 @@ def test_a_pod_that_is_gone_already(desk: Desk, who: str) -> None:
     assert (gone.state, gone.ended_by) == ("gone", who)
 
 
+def test_what_was_asked_for_before_stays_ours(desk: Desk) -> None:
+    """The DELETE was sent, and the process died: the pod did not vanish, it was ended."""
+    made = desk.make()
+    change(desk.file, made, state="ending", ending_at=iso(desk.clock.utc()), ended_by="client", reason="done")
+    desk.sandbox.end(made.pod or "")
+    [gone] = desk.end("again").attempts
+    assert (gone.state, gone.ended_by, gone.reason) == ("gone", "client", "done")
+
+
 def test_a_pod_that_will_not_go(desk: Desk) -> None:
     made = desk.make()
     assert made.pod
@@ -179,9 +190,7 @@ def test_end_all_ends_whatever_bears_the_runs_name(desk: Desk) -> None:
     assert desk.states() == ["gone", "gone"]
 
 
-def _body(desk: Desk, name: str, run: str):  # noqa: ANN202
-    from stepctl.targets.runpod.wants import body_of
-
+def _body(desk: Desk, name: str, run: str) -> CreatePod:
     return body_of(replace(desk.wants(), run=run), name, "NVIDIA L4", 0.39)
 
 

@@ -75,9 +75,16 @@ def test_never_reachable(desk: Desk, made: Attempt) -> None:
     assert 295 <= desk.clock.waited <= 320
     assert caught.value.code == "pod_not_ready"
     assert len([line for line in desk.told if "no SSH port" in line]) == 1
-    assert len(desk.sandbox.calls(f"GET /v2/pods/{made.pod}")) <= 32
+    assert len(desk.sandbox.calls(f"GET /v2/pods/{made.pod}")) <= 20
     desk.end("not ready")
     assert desk.sandbox.pods() == []
+
+
+def test_ten_that_wait_stay_far_below_the_rate_limit(desk: Desk, made: Attempt) -> None:
+    with pytest.raises(NotReady):
+        wait(desk, made, lambda *_: "closed", grace=1200)
+    looks = len(desk.sandbox.calls(f"GET /v2/pods/{made.pod}"))
+    assert 10 * looks / 20 < 30  # a minute
 
 
 def test_the_grace_counts_from_the_pods_creation(desk: Desk, made: Attempt) -> None:

@@ -174,6 +174,13 @@ def test_ending_one_that_the_record_calls_gone(desk: Desk, store: RunStore) -> N
     assert desk.attempts[0].ended_by == "reaper"
 
 
+def test_ending_one_whose_record_cannot_be_read(desk: Desk, store: RunStore) -> None:
+    desk.make()
+    desk.file.path.write_text("{")
+    assert end_rented(desk.api, store, only(look(desk, store)), desk.pace, "reaper", "x") is None
+    assert desk.sandbox.pods() == []
+
+
 def test_ending_one_of_another_machine(desk: Desk, store: RunStore) -> None:
     pod = foreign(desk, f"stepctl-{OTHER}-1")
     assert end_rented(desk.api, store, only(look(desk, store)), desk.pace, "reaper", "x") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.doubles.project import said, until
+from tests.doubles.sshd import Sshd
 from tests.targets.ssh.rig import SENTINEL, Rig
 
 from stepctl.base.errors import StepctlError
@@ -480,3 +482,21 @@ def test_a_folder_that_vanished_there(rig: Rig) -> None:
     machine.sync()
     assert not rig.job.exit_code.exists()
     machine.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="the other tests run without root already")
+def test_a_server_without_root(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="stepctl-nobody-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with Sshd(folder / "sshd", user="nobody") as sshd:
+            rig = Rig(tmp_path, sshd)
+            machine = rig.machine()
+            rig.begin(machine)
+            assert rig.there.path.stat().st_uid == sshd.uid != 0
+            assert rig.follow(machine).state == "done"
+            assert len(machine.retrieve("main", [])) == 1
+            machine.release()
+            assert not rig.there.path.exists()
+            machine.close()

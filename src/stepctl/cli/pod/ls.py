@@ -35,7 +35,7 @@ def ls(target: PodTarget = None, json: Json = False) -> int:
 
 
 def _lines(pods: list[dict[str, Any]], secrets: list[str], total: float) -> Iterator[str]:
-    from stepctl.cli.display import duration
+    from stepctl.cli.display import dollars, duration
 
     if not pods:
         yield "nothing is rented"
@@ -44,7 +44,7 @@ def _lines(pods: list[dict[str, Any]], secrets: list[str], total: float) -> Iter
     for each in pods:
         age = "-" if each["age_sec"] is None else duration(each["age_sec"])
         price = "-" if each["price_per_hour"] is None else f"{each['price_per_hour']:.2f}"
-        spent = "-" if each["spent_usd"] is None else f"${each['spent_usd']:.2f}"
+        spent = "-" if each["spent_usd"] is None else dollars(each["spent_usd"])
         ends = (each["kept_until"] or each["ends_at"] or "unknown")[:19]
         late = "  PAST ITS DEADLINE" if each["past_deadline"] else ""
         yield f"{each['pod']:<16} {each['state']:<10} {age:>8} {price:>6} {spent:>7}  {ends:<20} {each['run']}{late}"

@@ -24,8 +24,10 @@ def rm(
     world = open_world(output, {})
     with account(world, target) as rented:
         done = remove(world, rented, name)
+    from stepctl.cli.display import dollars
+
     lines = [
-        f"gone: pod {each['pod']}" + (f", ${each['spent_usd']:.2f} in all" if each["spent_usd"] is not None else "")
+        f"gone: pod {each['pod']}" + (f", {dollars(each['spent_usd'])} in all" if each["spent_usd"] is not None else "")
         for each in done["ended"]
     ]
     output.result(done, lines or ["that run has no pod"])

@@ -50,6 +50,10 @@ class Api:
         """Close the connections."""
         self._wire.http.close()
 
+    def another(self) -> Api:
+        """The same account over connections of its own: for another thread."""
+        return Api(self.url, self._wire.key)
+
     def server_time(self) -> datetime | None:
         """The provider's clock, from the ``Date`` of its last answer; None before the first."""
         return self._wire.server_time()
@@ -132,10 +136,12 @@ class Api:
             raise self._wire.error(response, doing)
         return True
 
-    def gpus(self, count: int, cloud: str) -> list[GpuType]:
+    def gpus(self, count: int, cloud: str, min_cuda_version: str | None = None) -> list[GpuType]:
         """The catalog, with what is said to be in stock for pods of ``count`` GPUs in ``cloud``."""
         doing = "read the list of GPU types"
         params = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
+        if min_cuda_version:
+            params["minCudaVersion"] = min_cuda_version
         found = []
         for raw in self._pages("/catalog/gpus", "gpus", doing, params):
             # A row that cannot be read is a type that cannot be chosen.

@@ -22,21 +22,26 @@ WAITING = ("intended", "unresolved")
 
 def change(file: PodFile, attempt: Attempt, **fields: Any) -> Attempt:
     """Change one attempt, found by its name and pod, and write the file; the changed attempt."""
-    record = file.load()
-    index = _index(record, attempt)
-    for name, value in fields.items():
-        setattr(record.attempts[index], name, value)
-    file.save(record)
-    return record.attempts[index]
+
+    index = -1
+
+    def apply(record: PodRecord) -> None:
+        nonlocal index
+        index = _index(record, attempt)
+        for name, value in fields.items():
+            setattr(record.attempts[index], name, value)
+
+    return file.update(apply).attempts[index]
 
 
 def make_current(file: PodFile, attempt: Attempt) -> Attempt:
     """Put an attempt last: a create that was asked for later may be the one that came to nothing."""
-    record = file.load()
-    index = _index(record, attempt)
-    if index != len(record.attempts) - 1:
-        record.attempts.append(record.attempts.pop(index))
-        file.save(record)
+    with file.locked():
+        record = file.load()
+        index = _index(record, attempt)
+        if index != len(record.attempts) - 1:
+            record.attempts.append(record.attempts.pop(index))
+            file.save(record)
     return record.attempts[-1]
 
 
@@ -96,6 +101,11 @@ def claim(file: PodFile, pods: Sequence[Pod], pace: Pace, *, ending: tuple[str, 
         pace: for the time.
         ending: who ends **all** that is new, and why; None when one may be kept.
     """
+    with file.locked():
+        return _claim(file, pods, pace, ending)
+
+
+def _claim(file: PodFile, pods: Sequence[Pod], pace: Pace, ending: tuple[str, str] | None) -> PodRecord:
     record = file.load()
     known = {attempt.pod for attempt in record.attempts}
     new = sorted((pod for pod in pods if pod.id not in known), key=lambda pod: not pod.live)

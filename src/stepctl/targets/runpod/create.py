@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from stepctl.base.names import iso
-from stepctl.runs.pods import Attempt, PodFile
+from stepctl.runs.pods import Attempt, PodFile, PodRecord
 from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import WAITING, change, claim, made_of, make_current, settle_absent, stamp
@@ -41,7 +42,14 @@ SECOND_ROUND_POLLS = 3
 _PRICE_LOOKS = 3
 
 
-def make_pod(api: Api, file: PodFile, wants: Wants, pace: Pace, tell: Teller) -> Attempt:
+def make_pod(
+    api: Api,
+    file: PodFile,
+    wants: Wants,
+    pace: Pace,
+    tell: Teller,
+    env_of: Callable[[], Mapping[str, str]] | None = None,
+) -> Attempt:
     """Get a pod for a run: the one that its record knows, when it still lives, else a new one.
 
     Its price is checked; whether it can be reached is not. Whatever happens, ``end_all`` on the same file leaves none.
@@ -52,6 +60,7 @@ def make_pod(api: Api, file: PodFile, wants: Wants, pace: Pace, tell: Teller) ->
         wants: what is wanted.
         pace: of the questions.
         tell: hears what is tried.
+        env_of: makes the environment of a new pod, in the place of that of ``wants``.
 
     Returns:
         The attempt, ``made`` (or as far as it was), with the pod's real price.
@@ -67,7 +76,9 @@ def make_pod(api: Api, file: PodFile, wants: Wants, pace: Pace, tell: Teller) ->
     living = _take_up(api, file, wants, pace, tell)
     if living is not None:
         return living
-    choice = choose(api.gpus(wants.gpu_count, wants.cloud), wants)
+    if env_of is not None:
+        wants = replace(wants, env=env_of())
+    choice = choose(api.gpus(wants.gpu_count, wants.cloud, wants.min_cuda_version), wants)
     if not choice.candidates:
         raise nothing_left(choice, wants)
     return _Search(api, file, wants, pace, tell, choice).run()
@@ -195,9 +206,8 @@ class _Search:
     def _intend(self, candidate: Candidate) -> Attempt:
         price = f", listed at ${candidate.price:.2f} per hour" if candidate.price else ""
         self._tell.notice(f"asking for a pod with {self._wants.gpu_count} x {candidate.gpu.id}{price}")
-        record = self._file.load()
         attempt = Attempt(
-            name=next_name(record),
+            name="",
             state="intended",
             asked_at=stamp(self._pace),
             gpu_type=candidate.gpu.id,
@@ -205,8 +215,12 @@ class _Search:
             listed_price=candidate.price,
             cloud=self._wants.cloud,
         )
-        record.attempts.append(attempt)
-        self._file.save(record)
+
+        def intend(record: PodRecord) -> None:
+            attempt.name = next_name(record)
+            record.attempts.append(attempt)
+
+        self._file.update(intend)
         return attempt
 
     def _resolve(self, attempt: Attempt, error: Ambiguous) -> Attempt | None:

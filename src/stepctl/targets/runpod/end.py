@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from stepctl.base.names import iso
 from stepctl.runs.pods import Attempt, PodFile, PodRecord
@@ -35,6 +38,8 @@ def end_pod(
 ) -> Attempt:
     """End one pod and wait until that is confirmed. Repeating it does no harm.
 
+    A record that cannot be written keeps no pod alive.
+
     Args:
         api: the account.
         file: the run's record; written before the first request.
@@ -47,6 +52,7 @@ def end_pod(
 
     Raises:
         PodAlive: that it is gone could not be confirmed.
+        OSError: it is gone, and the record does not say so.
     """
     pod = attempt.pod
     assert pod is not None
@@ -54,7 +60,7 @@ def end_pod(
         return attempt
     asked_before = attempt.state == "ending"
     if not asked_before:
-        attempt = change(file, attempt, state="ending", ending_at=stamp(pace), ended_by=by, reason=reason)
+        attempt = _ending(file, attempt, state="ending", ending_at=stamp(pace), ended_by=by, reason=reason)
     deadline = pace.deadline(max(limit, 8 * pace.poll_seconds))
     watch = _Watch(api, pod)
     while not watch.gone():
@@ -62,14 +68,26 @@ def end_pod(
             raise pod_alive(file.load().run, [attempt], watch.trouble)
         pace.poll()
     gone = watch.missed_at or pace.utc()
+    by_itself = not watch.was_there and not asked_before
+    if by_itself:
+        # Nobody saw when: at its limit at the latest.
+        limits = [at for at in (moment(attempt.deadline_at), moment(attempt.kept_until)) if at is not None]
+        gone = min([gone, *limits])
     return change(
         file,
         attempt,
         state="gone",
         gone_at=iso(gone),
         spent_usd=spent(attempt, gone),
-        **({} if watch.was_there or asked_before else {"ended_by": already}),
+        **({"ended_by": already} if by_itself else {}),
     )
+
+
+def _ending(file: PodFile, attempt: Attempt, **fields: Any) -> Attempt:
+    try:
+        return change(file, attempt, **fields)
+    except OSError:
+        return msgspec.structs.replace(attempt, **fields)
 
 
 def end_unrecorded(api: Api, run: str, pod: Pod, pace: Pace, *, limit: float = END_SECONDS) -> None:
@@ -156,9 +174,10 @@ class _Watch:
 
 
 def spent(attempt: Attempt, until: datetime) -> float | None:
-    """What a pod cost until then, in USD: price x time since it was made; None where no price is known."""
+    """What a pod cost its run until then, in USD: price x time since it was made, or taken over from an earlier run;
+    None where no price is known."""
     price = attempt.price or attempt.listed_price
-    begun = moment(attempt.created_at) or moment(attempt.asked_at)
+    begun = moment(attempt.billed_from) or moment(attempt.created_at) or moment(attempt.asked_at)
     if price is None or begun is None:
         return None
     return round(price * max((until - begun).total_seconds(), 0.0) / 3600, 6)
@@ -180,6 +199,7 @@ def end_all(
 
     Raises:
         PodAlive: for at least one of them the end could not be confirmed; all were tried.
+        OSError: the record cannot be written; all were tried.
     """
     record = file.load()
     if not record.open:
@@ -195,16 +215,22 @@ def end_all(
             except PodAlive as error:
                 alive[attempt.pod] = attempt
                 troubles.append(str(error.details["trouble"]))
+            except OSError as error:
+                unwritten.append(error)
 
     alive: dict[str, Attempt] = {}
     troubles: list[str] = []
+    unwritten: list[OSError] = []
     end_known()
     trouble = _find(api, file, pace, by, reason)
-    end_known()
+    if not unwritten:
+        end_known()
     # Without a list nothing is known of the creates that had no answer.
     unknown = [attempt for attempt in file.load().open if attempt.pod is None] if trouble else []
     if alive or unknown:
         raise pod_alive(record.run, [*alive.values(), *unknown], next(filter(None, [*troubles, trouble]), ""))
+    if unwritten:
+        raise unwritten[0]
     forget_keys(api, file)
     return file.load()
 
@@ -217,7 +243,12 @@ def _find(api: Api, file: PodFile, pace: Pace, by: str, reason: str) -> str:
         pods = look(api, record.run, [attempt.name for attempt in waiting], pace)
     except RunpodError as error:
         return error.message
-    record = claim(file, pods, pace, ending=(by, reason))
+    try:
+        record = claim(file, pods, pace, ending=(by, reason))
+    except OSError:
+        for pod in pods:
+            end_unrecorded(api, record.run, pod, pace)
+        raise
     for attempt in [each for each in record.open if each.state in WAITING]:
         settle_absent(file, attempt, pace)
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,25 +15,42 @@ import msgspec
 from stepctl.base.errors import StepctlError
 from stepctl.base.files import write_atomic
 from stepctl.base.names import iso, utc_now
-from stepctl.runs.pods import Attempt, PodFile
+from stepctl.runs.pods import Attempt, PodFile, PodRecord
+from stepctl.runs.record import RunRecord
+from stepctl.runs.store import RunStore
 from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import change
-from stepctl.targets.runpod.command import MARK, POD_DIR
+from stepctl.targets.runpod.command import DIRECTORY, MARK
+from stepctl.targets.runpod.end import end_pod, spent
 from stepctl.targets.runpod.login import Login
+from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import moment
 
-LIMITS = f"{POD_DIR}/limits"
-KEPT = f"{POD_DIR}/kept"
+KEPT = f"{DIRECTORY}/kept"
 """Seconds that the pod may stay without a job; while it is there, nothing else but the pod's life ends the pod."""
 
-CLAIMED = f"{POD_DIR}/claimed"
+CLAIMED = f"{DIRECTORY}/claimed"
 """Written when a call takes the pod: boot grace and lease count from here."""
 
 LEAST_LEFT_SEC = 60.0
 """A kept pod with less time left is not taken."""
 
-_SAME = ("image", "gpu_count", "cloud", "network_volume_id", "container_disk_gb", "python", "venv")
+_SPARE = 1.5
+"""A pod must live so many times as long as the call is forecast to take."""
+
+_SAME = (
+    "api_url",
+    "image",
+    "gpu_count",
+    "cloud",
+    "data_center_ids",
+    "network_volume_id",
+    "container_disk_gb",
+    "min_cuda_version",
+    "python",
+    "venv",
+)
 
 
 def keep(login: Login, file: PodFile, attempt: Attempt, seconds: float, tell: Teller) -> None:
@@ -46,31 +63,37 @@ def keep(login: Login, file: PodFile, attempt: Attempt, seconds: float, tell: Te
     said = login.run(f"{limit_it} && rm -f {MARK} {CLAIMED} && echo kept")
     if "kept" not in said:
         raise StepctlError("the pod does not take a time limit", code="not_kept")
-    until = utc_now() + timedelta(seconds=seconds)
+    now = utc_now()
+    until = now + timedelta(seconds=seconds)
     limit = moment(attempt.deadline_at)
     until = min(until, limit) if limit else until
-    change(file, attempt, state="kept", kept_until=iso(until))
+    change(file, attempt, state="kept", kept_until=iso(until), spent_usd=spent(attempt, now))
     price = attempt.price or attempt.listed_price
     rate = f" at ${price:.2f} an hour" if price else ""
     tell.notice(f"pod {attempt.pod} is kept{rate} until {iso(until)}: the next call on this target takes it")
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Whether this process is the only one that takes a kept pod of this project now."""
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of this project takes a kept pod at a time."""
     fd = os.open(folder / ".kept", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield True
+        yield
     finally:
         os.close(fd)
 
 
-def claim(file: PodFile, options: Mapping[str, Any], api: Api, tell: Teller) -> Attempt | None:
+def claim(
+    file: PodFile, options: Mapping[str, Any], api: Api, pace: Pace, tell: Teller, fits: Callable[[Attempt], bool]
+) -> Attempt | None:
     """Take a kept pod of this target for the run of ``file``; None when there is none that lives and fits.
 
     The pod's record and keys move from the run that left it to this one: this one's is written first, so that no
-    moment is without one.
+    moment is without one. A pod that cannot be told is ended.
+
+    Args:
+        fits: whether the call may run on the GPU of that attempt.
     """
     record = file.load()
     if record.open:
@@ -79,54 +102,85 @@ def claim(file: PodFile, options: Mapping[str, Any], api: Api, tell: Teller) -> 
     with _alone(runs):
         for path in sorted(runs.glob("*/pod.json"), reverse=True):
             other = PodFile(path.parent)
-            if path.parent == file.folder or not (attempt := _usable(other, record.target, options, api)):
+            if path.parent == file.folder or not (attempt := _usable(other, record, options, api, fits)):
                 continue
-            _move(other, file, attempt)
-            _tell_pod(file, api, tell)
+            taken = _move(other, file, attempt)
+            try:
+                _tell_pod(file, api, tell)
+            except StepctlError as error:
+                tell.notice(f"pod {attempt.pod}, which an earlier call kept, cannot be taken: {error.message}")
+                end_pod(api, file, taken, pace, "client", "it was kept, and cannot be taken")
+                continue
             tell.notice(f"taking pod {attempt.pod}, which an earlier call kept")
             return file.load().current
     return None
 
 
-def _usable(other: PodFile, target: str, options: Mapping[str, Any], api: Api) -> Attempt | None:
+def _usable(
+    other: PodFile, record: PodRecord, options: Mapping[str, Any], api: Api, fits: Callable[[Attempt], bool]
+) -> Attempt | None:
     try:
-        record = other.load()
+        theirs = other.load()
         run = msgspec.json.decode((other.folder / "run.json").read_bytes())
     except (StepctlError, OSError, msgspec.MsgspecError):
         return None
-    attempt = record.current
-    if record.target != target or attempt is None or attempt.state != "kept" or attempt.pod is None:
+    attempt = theirs.current
+    if theirs.target != record.target or attempt is None or attempt.state != "kept" or attempt.pod is None:
         return None
     was = run.get("target_options", {})
     if any(was.get(name) != options.get(name) for name in _SAME):
         return None
-    until = moment(attempt.kept_until)
-    if until is None or (until - utc_now()).total_seconds() < LEAST_LEFT_SEC:
+    needed = max(LEAST_LEFT_SEC, _SPARE * float(record.forecast.get("forecast_sec") or 0.0))
+    if _left(attempt.kept_until) < LEAST_LEFT_SEC or (attempt.deadline_at and _left(attempt.deadline_at) < needed):
         return None
     cap = options.get("max_price_per_hour")
     if cap is not None and (attempt.price is None or attempt.price > cap):
         return None
     pod = api.pod(attempt.pod)
-    return attempt if pod is not None and pod.live else None
+    return attempt if pod is not None and pod.live and fits(attempt) else None
 
 
-def _move(other: PodFile, file: PodFile, attempt: Attempt) -> None:
-    theirs, ours = other.load(), file.load()
+def _left(until: str | None) -> float:
+    at = moment(until)
+    return 0.0 if at is None else (at - utc_now()).total_seconds()
+
+
+def _move(other: PodFile, file: PodFile, attempt: Attempt) -> Attempt:
+    """From here on the new run pays."""
+    theirs, now = other.load(), utc_now()
     write_atomic(file.client_key, other.client_key.read_bytes(), mode=0o600)
-    taken = msgspec.structs.replace(
-        attempt, state="made", kept_until=None, asked_at=iso(utc_now()), ready_at=None, working_at=None
-    )
-    ours.attempts.append(taken)
-    ours.host_key = theirs.host_key
-    file.save(ours)
-    change(other, attempt, state="handed", reason=f"kept, and taken by run {ours.run}")
+    fresh = {"state": "made", "asked_at": iso(now), "billed_from": iso(now)}
+    empty = ("kept_until", "ready_at", "working_at", "ending_at", "ended_by", "reason", "spent_usd")
+    taken = msgspec.structs.replace(attempt, **fresh, **dict.fromkeys(empty))
+
+    def take(ours: PodRecord) -> None:
+        ours.attempts.append(taken)
+        ours.host_key = theirs.host_key
+
+    run = file.update(take).run
+    change(other, attempt, state="handed", reason=f"kept, and taken by run {run}", spent_usd=spent(attempt, now))
+    _tell_run(other)
     other.client_key.unlink(missing_ok=True)
     other.known_hosts.unlink(missing_ok=True)
+    return taken
+
+
+def _tell_run(other: PodFile) -> None:
+    """The report of the run that kept the pod says what it cost in the end."""
+    record = other.load()
+
+    def change(run: RunRecord) -> None:
+        if run.report is not None:
+            run.report["pods"] = msgspec.to_builtins(record.attempts)
+            run.report["cost_usd"] = round(record.spent_usd, 4)
+
+    RunStore(other.folder.parent).update(record.run, change)
 
 
 def _tell_pod(file: PodFile, api: Api, tell: Teller) -> None:
     login = Login(api, file, tell)
     try:
-        login.run(f"date > {CLAIMED} && rm -f {KEPT}")
+        if "taken" not in login.run(f"date > {CLAIMED} && rm -f {KEPT} && echo taken"):
+            raise StepctlError("the pod does not say that it is taken", code="not_taken")
     finally:
         login.close()

@@ -28,10 +28,16 @@ SECRET_PREFIX = "stepctl_"  # noqa: S105
 
 @dataclass(frozen=True)
 class PodKeys:
-    """What the pod is given: ``client`` for PUBLIC_KEY, ``host`` for STEPCTL_HOST_KEY (None: it makes its own)."""
+    """What the pod is given: ``client`` for PUBLIC_KEY; ``secret`` is the name of the account's secret that holds the
+    host's private key (None: the pod makes its own)."""
 
     client: str
-    host: str | None
+    secret: str | None
+
+    @property
+    def host(self) -> str | None:
+        """What the provider replaces by the secret."""
+        return f"{{{{ RUNPOD_SECRET_{self.secret} }}}}" if self.secret else None
 
 
 def secret_name(run: str) -> str:
@@ -40,18 +46,18 @@ def secret_name(run: str) -> str:
 
 
 def prepare_keys(api: Api, file: PodFile) -> PodKeys:
-    """Make the pairs of a run, once: a later call finds them. Before the first create.
+    """Make the pairs of a run: a later call finds them while a pod that was given them may still come. Before a create.
 
     Raises:
         BadKey: the API key is not accepted (401).
     """
     client = client_key(file)
     record = file.load()
-    if not record.attempts:
-        # Nobody was given a host key yet: what an earlier try left is done anew.
+    given = record.secret_open if record.secret else record.host_key is None
+    if not record.open or not given:
+        # Nobody who may still come was given a host key, or the secret with it is gone already.
         record = _new_host_key(api, file, record)
-    host = f"{{{{ RUNPOD_SECRET_{record.secret} }}}}" if record.secret and record.host_key else None
-    return PodKeys(client, host)
+    return PodKeys(client, record.secret if record.host_key else None)
 
 
 def client_key(file: PodFile) -> str:

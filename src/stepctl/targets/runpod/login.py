@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from stepctl.base.errors import StepctlError
 from stepctl.runs.pods import PodFile
 from stepctl.targets.base import MachineGone, Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import change
+from stepctl.targets.runpod.errors import RunpodError
 from stepctl.targets.runpod.keys import pin
 from stepctl.targets.runpod.ready import Word
 from stepctl.targets.ssh.channel import Ended, Stream
@@ -40,9 +40,12 @@ class Login:
         if attempt is None or attempt.pod is None or attempt.state in ("gone", "refused"):
             raise MachineGone("the run's pod is gone", safe="what was fetched and committed before")
         host, port = attempt.ssh_host, attempt.ssh_port
-        with contextlib.suppress(StepctlError):
+        with contextlib.suppress(RunpodError):
             pod = self.api.pod(attempt.pod)
-            if pod is not None and pod.address is not None:
+            if pod is None:
+                # At its old address may be somebody else's by now.
+                raise Unreachable(f"the provider does not know pod {attempt.pod} now", next="try again in a moment")
+            if pod.address is not None:
                 host, port = pod.address.host, pod.address.port
         if host is None or port is None:
             raise BadSetup(f"pod {attempt.pod} has no address", next="try again in a moment")

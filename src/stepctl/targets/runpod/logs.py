@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 
 from stepctl.base.files import write_atomic
 from stepctl.runs.pods import PodFile
@@ -16,7 +16,7 @@ SILENCE_SECONDS = 1.0
 EVERY_SECONDS = 120.0
 
 
-def capture(api: Api, file: PodFile, pod: str, *, seconds: float = CAPTURE_SECONDS) -> int:
+def capture(api: Api, file: PodFile, pod: str, *, silence: float = SILENCE_SECONDS) -> int:
     """Write the newest lines of a pod's log beside its record, in the place of older ones of the same pod.
 
     Returns:
@@ -24,7 +24,7 @@ def capture(api: Api, file: PodFile, pod: str, *, seconds: float = CAPTURE_SECON
     """
     lines = []
     try:
-        for line in api.logs(pod, "container", TAIL, seconds=seconds, silence=SILENCE_SECONDS):
+        for line in api.logs(pod, "container", TAIL, seconds=CAPTURE_SECONDS, silence=silence):
             lines.append(f"{line.ts or ''} {line.line}".strip())
     except RunpodError:
         pass
@@ -35,10 +35,10 @@ def capture(api: Api, file: PodFile, pod: str, *, seconds: float = CAPTURE_SECON
 
 
 class Capture:
-    """Captures the log now and then, from a thread with an API of its own."""
+    """Captures the log now and then, from a thread; ``api`` is its own, and closed by it."""
 
-    def __init__(self, open_api: Callable[[], Api], file: PodFile, pod: str) -> None:
-        self._open, self._file, self._pod = open_api, file, pod
+    def __init__(self, api: Api, file: PodFile, pod: str) -> None:
+        self._api, self._file, self._pod = api, file, pod
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="container log", daemon=True)
 
@@ -51,9 +51,10 @@ class Capture:
         self._over.set()
 
     def _run(self) -> None:
-        api = self._open()
         try:
             while not self._over.wait(EVERY_SECONDS):
-                capture(api, self._file, self._pod)
+                # A log that cannot be written is no reason to say anything in the middle of a run.
+                with suppress(OSError):
+                    capture(self._api, self._file, self._pod)
         finally:
-            api.close()
+            self._api.close()

@@ -6,38 +6,47 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from stepctl.base.errors import StepctlError
+from stepctl.base.files import write_atomic
 from stepctl.base.names import iso, utc_now
 from stepctl.jobs.directory import JobDir, Payload
 from stepctl.jobs.spec import JobSpec
 from stepctl.runs.pods import Attempt, PodFile, PodRecord
 from stepctl.runs.record import ProcessId, RunRecord
+from stepctl.runs.store import RunStore
 from stepctl.targets.base import Freight, GivenUp, MachineGone, Teller
 from stepctl.targets.runpod import kept
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.apikey import api_key, api_url
 from stepctl.targets.runpod.attempts import change
-from stepctl.targets.runpod.command import LEASE, MARK, pod_args, pod_env
+from stepctl.targets.runpod.choose import choose
+from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, start_command
 from stepctl.targets.runpod.create import make_pod
 from stepctl.targets.runpod.end import end_all
-from stepctl.targets.runpod.errors import RunpodError
 from stepctl.targets.runpod.keys import close_secret, prepare_keys
 from stepctl.targets.runpod.login import Login
-from stepctl.targets.runpod.logs import Capture, capture
+from stepctl.targets.runpod.logs import SILENCE_SECONDS, Capture, capture
+from stepctl.targets.runpod.orders import orders
 from stepctl.targets.runpod.pace import Pace
+from stepctl.targets.runpod.presence import Presence
 from stepctl.targets.runpod.ready import wait_ready
-from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, max_seconds, wants_of
+from stepctl.targets.runpod.records import moment
+from stepctl.targets.runpod.sweep import tell_strays
+from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, limit_of, wants_of
+from stepctl.targets.ssh.errors import LinkLost, Unreachable
 from stepctl.targets.ssh.install import Where
+from stepctl.targets.ssh.machine import Pace as SshPace
 from stepctl.targets.ssh.machine import SshMachine
 
 LOOK_POLLS = 6
 """Polls between two looks at a pod whose job answers: its own watchdog guards it meanwhile."""
 
-_MISSES = 3
+_FETCHES = 4
 _SLICE = 0.25
 
 
@@ -48,20 +57,18 @@ class PodMachine:
         self._options, self._job, self._record, self._tell = options, job, record, tell
         self._file = PodFile(job.path)
         self._pace = Pace(float(options["poll_seconds"]), sleep=self._sleep)
+        self._presence = Presence(lambda: self._api, self._file, self._pace)
         self._getting = False
-        self._gone = ""
-        self._misses, self._next_look = 0, 0.0
+        self._abandoned = ""
+        self._next_look = 0.0
         self._capture: Capture | None = None
 
     # --- what it is made of -------------------------------------------------------------------------------------------
 
-    def _open_api(self) -> Api:
-        url = api_url(self._options.get("api_url"), os.environ)
-        return Api(url, api_key(self._options.get("api_key_command"), os.environ))
-
     @cached_property
     def _api(self) -> Api:
-        return self._open_api()
+        url = api_url(self._options.get("api_url"), os.environ)
+        return Api(url, api_key(self._options.get("api_key_command"), os.environ))
 
     @cached_property
     def _login(self) -> Login:
@@ -84,18 +91,25 @@ class PodMachine:
             process=self._record.job,
             lease=LEASE,
             mark=MARK,
+            wanted=self._wanted,
+            # Only an emulated provider is asked faster than a job is.
+            pace=SshPace(poll=min(SshPace.poll, self._pace.poll_seconds)),
         )
 
     def _sleep(self, seconds: float) -> None:
         """Wait, and give up when a cancel comes from elsewhere while the pod is being got."""
         end = time.monotonic() + seconds
         while True:
-            if self._getting and self._job.requested() is not None:
-                raise GivenUp("the run was cancelled before its job existed", safe="nothing was trained")
+            self._wanted()
             left = end - time.monotonic()
             if left <= 0:
                 return
             time.sleep(min(_SLICE, left))
+
+    def _wanted(self) -> None:
+        """Raises :class:`GivenUp` when a cancel came from elsewhere while the pod is being got."""
+        if self._getting and self._job.requested() is not None:
+            raise GivenUp("the run was cancelled before its job existed", safe="nothing was trained")
 
     # --- getting it ---------------------------------------------------------------------------------------------------
 
@@ -109,27 +123,45 @@ class PodMachine:
         if not self._file.exists():
             run, target, forecast = self._record.run, self._record.target, self._record.forecast
             self._file.save(PodRecord(run=run, target=target, forecast=forecast))
-        attempt = kept.claim(self._file, self._options, self._api, self._tell) or self._make()
+        tell_strays(self._api, RunStore(self._job.path.parent), self._pace, self._tell)
+        attempt = kept.claim(self._file, self._options, self._api, self._pace, self._tell, self._fits) or self._make()
         grace = 60 * float(self._options["boot_grace_minutes"])
         attempt = wait_ready(self._api, self._file, attempt, self._login.probe, self._pace, self._tell, grace=grace)
         close_secret(self._api, self._file)
         self._tighten(attempt)
+        self._wanted()
         self._ssh.prepare(freight)
+        self._wanted()
         self._getting = False
 
-    def _wants(self, env: Mapping[str, str]) -> Wants:
+    def _wants(self) -> Wants:
         need = float(self._options.get("need_gb") or 0.0)
-        return wants_of(self._options, run=self._record.run, need_gb=need, args=pod_args(), env=env)
+        return wants_of(self._options, run=self._record.run, need_gb=need, args=start_command(), env={})
 
     def _make(self) -> Attempt:
-        keys = prepare_keys(self._api, self._file)
-        wants = self._wants(pod_env(self._options, self._api.url, keys, self._record.run))
-        return make_pod(self._api, self._file, wants, self._pace, self._tell)
+        def env() -> dict[str, str]:
+            return orders(
+                self._options,
+                run=self._record.run,
+                keys=prepare_keys(self._api, self._file),
+                limit=limit_of(self._wants(), None),
+                api_url=self._api.url,
+                secrets=[api_key(self._options.get("api_key_command"), os.environ)],
+            )
+
+        return make_pod(self._api, self._file, self._wants(), self._pace, self._tell, env)
+
+    def _fits(self, attempt: Attempt) -> bool:
+        """Whether the call would take a pod with these GPUs."""
+        wants = self._wants()
+        candidates = choose(self._api.gpus(wants.gpu_count, wants.cloud), wants).candidates
+        return any(candidate.gpu.id == attempt.gpu_type for candidate in candidates)
 
     def _tighten(self, attempt: Attempt) -> None:
         """The real price may leave less time than the listed one, from which the pod's own limit was made."""
-        seconds = max_seconds(self._wants({}), attempt.price or attempt.listed_price)
-        self._login.run(f"printf 'MAX_SECONDS={seconds}\\n' > {kept.LIMITS}.new && mv {kept.LIMITS}.new {kept.LIMITS}")
+        seconds, why = limit_of(self._wants(), attempt.price or attempt.listed_price)
+        lines = f"MAX_SECONDS={seconds}\\nMAX_REASON={why}\\n"
+        self._login.run(f"printf '{lines}' > {LIMITS}.new && mv {LIMITS}.new {LIMITS}")
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
@@ -146,37 +178,45 @@ class PodMachine:
 
     def sync(self) -> None:
         """Bring what is new; a pod that is gone is noticed, and an API that cannot be asked is passed over."""
+        self._presence.first()
+        if not self._gone:
+            self._start_capture()
+            try:
+                self._ssh.sync()
+            except StepctlError:
+                self._presence.be_sure()
+                if not self._gone:
+                    raise
+            self._look_now_and_then()
         if self._gone:
-            return
-        if self._capture is None and (attempt := self._attempt()) is not None and attempt.pod is not None:
-            self._capture = Capture(self._open_api, self._file, attempt.pod)
-            self._capture.start()
-        self._ssh.sync()
-        now = self._pace.now()
-        if now < self._next_look:
-            return
-        polls = 1 if self._ssh.lost or self._misses else LOOK_POLLS
-        self._next_look = now + polls * self._pace.poll_seconds
-        with contextlib.suppress(RunpodError):
-            self._look()
+            self._note_reason()
 
-    def _look(self) -> None:
-        """Whether the pod is there: only three answers in a row that do not know it say that it is not."""
+    def _look_now_and_then(self) -> None:
+        now = self._pace.now()
+        if now >= self._next_look:
+            polls = 1 if self._ssh.lost or self._presence.doubtful else LOOK_POLLS
+            self._next_look = now + polls * self._pace.poll_seconds
+            self._presence.look()
+
+    @property
+    def _gone(self) -> str:
+        return self._presence.gone or self._abandoned
+
+    def _note_reason(self) -> None:
+        """A pod that ended itself took its reason along; that its time was over is known here too."""
         attempt = self._attempt()
-        if attempt is None or attempt.pod is None:
-            self._gone = "there is no pod of this run"
+        deadline = moment(attempt.deadline_at) if attempt is not None else None
+        if attempt is None or deadline is None or self._job.reason.exists() or self._job.requested() is not None:
             return
-        pod = self._api.pod(attempt.pod)
-        if pod is None or pod.ended:
-            self._misses += 1
-            if self._misses >= _MISSES:
-                self._gone = f"pod {attempt.pod} is gone"
-        elif not pod.live:
-            self._gone = f"pod {attempt.pod} is {pod.status}: its container does not run any more"
-        else:
-            self._misses = 0
+        if (self._api.server_time() or utc_now()) >= deadline:
+            _, why = limit_of(self._wants(), attempt.price or attempt.listed_price)
+            self._job.control.mkdir(exist_ok=True)
+            write_atomic(self._job.reason, why.encode())
 
     def alive(self) -> bool:
+        if self._job.exit_code.exists():
+            return False
+        self._presence.first()
         return not self._gone and self._ssh.alive()
 
     def death(self) -> str:
@@ -186,21 +226,26 @@ class PodMachine:
         self._ssh.request(what)
 
     def signal(self, name: str) -> None:
-        self._ssh.signal(name)
+        if name == "KILL" and self._ssh.lost:
+            # Nothing gets to the job; but its pod can be ended with it.
+            self._abandoned = "its pod could not be reached, and is ended with it"
+        else:
+            self._ssh.signal(name)
 
     def retrieve(self, lineage: str, known: Sequence[str]) -> list[Path]:
-        try:
-            if not self._gone:
+        self._presence.first()
+        for last in range(_FETCHES - 1, -1, -1):
+            if self._gone:
+                break
+            try:
                 return self._ssh.retrieve(lineage, known)
-        except StepctlError:
-            for _ in range(_MISSES):
-                self._look()
-                if self._misses == 0 or self._gone:
-                    break
+            except StepctlError as error:
+                self._presence.be_sure()
+                if not self._gone and (not last or not isinstance(error, LinkLost | Unreachable)):
+                    raise
                 self._pace.poll()
-            if not self._gone:
-                raise
-        raise MachineGone(self._gone, safe="what was fetched and committed before")
+        self._note_reason()
+        raise MachineGone(self._gone, safe="what was fetched and committed before", details={"by": self._already()})
 
     # --- letting it go ------------------------------------------------------------------------------------------------
 
@@ -218,7 +263,7 @@ class PodMachine:
         if attempt is not None and attempt.state == "kept":
             return
         keep_sec = self._options.get("keep_sec")
-        if keep and keep_sec and attempt is not None and not self._gone:
+        if keep and keep_sec and attempt is not None and attempt.state == "working" and not self._gone:
             with contextlib.suppress(StepctlError):
                 self._ssh.release()
                 kept.keep(self._login, self._file, attempt, float(keep_sec), self._tell)
@@ -229,26 +274,42 @@ class PodMachine:
     def _take_leave(self) -> None:
         """What is worth doing before the end, as far as the pod still answers."""
         attempt = self._attempt()
-        if attempt is None or attempt.pod is None or attempt.state == "gone" or self._gone:
+        if attempt is None or attempt.pod is None or attempt.state in ("gone", "ending") or self._gone:
             return
-        capture(self._api, self._file, attempt.pod)
+        with contextlib.suppress(OSError):
+            capture(self._api, self._file, attempt.pod, silence=min(SILENCE_SECONDS, 4 * self._pace.poll_seconds))
         if self._options.get("network_volume_id"):
             # The volume outlives the pod.
             with contextlib.suppress(StepctlError):
                 self._ssh.release()
 
     def _already(self) -> str:
-        """Who ended a pod that is gone before we asked: its own watchdog, where that had a reason."""
-        watchdog = self._job.reason.exists() or self._job.exit_code.exists() or self._record.job is None
-        return "pod" if watchdog else "provider"
+        """Who ended a pod that is gone before we asked: its own watchdog, where one of its rules can have done it."""
+        job, options = self._job, self._options
+        if self._record.job is None or job.reason.exists() or job.exit_code.exists() or self._ssh.death():
+            return "pod"
+        attempt = self._attempt()
+        heard = moment(attempt.working_at) if attempt is not None else None
+        if job.events.exists():
+            heard = datetime.fromtimestamp(job.events.stat().st_mtime, UTC)
+        patience = 60 * min(float(options["stall_minutes"]), float(options["retrieve_grace_minutes"]))
+        return "provider" if heard is None or (utc_now() - heard).total_seconds() < patience else "pod"
 
     def close(self) -> None:
         self._stop_capture()
-        self._ssh.close()
+        # What was never asked for is not made only to be closed: that would need the account's key.
+        if "_ssh" in self.__dict__:
+            self._ssh.close()
         if "_login" in self.__dict__:
             self._login.close()
         if "_api" in self.__dict__:
             self._api.close()
+
+    def _start_capture(self) -> None:
+        attempt = self._attempt()
+        if self._capture is None and attempt is not None and attempt.pod is not None:
+            self._capture = Capture(self._api.another(), self._file, attempt.pod)
+            self._capture.start()
 
     def _stop_capture(self) -> None:
         if self._capture is not None:

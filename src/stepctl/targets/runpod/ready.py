@@ -21,6 +21,7 @@ DENIED_SECONDS = 60.0
 """A login may be refused for so long after sshd answered: the key is written by the container's start command."""
 
 MISSES = 3
+_SLOWEST = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 3.0
 
 Word = Literal["ok", "closed", "denied"]
@@ -93,14 +94,14 @@ class _Wait:
         self._address: SshAddress | None = None
         self._said = self._why = ""
         self._denied_since: float | None = None
-        self._misses = 0
+        self._misses = self._looks = 0
         self._pause = _FIRST_PAUSE
 
     def until(self, grace: float) -> Attempt:
         deadline = self._pace.deadline(grace - self._age())
         while True:
-            next_look = self._pace.deadline(self._pace.poll_seconds)
             self._look()
+            next_look = self._pace.deadline(self._interval())
             while self._address is not None and not next_look.over:
                 if self._get_in(self._address):
                     return self._ready(self._address)
@@ -118,6 +119,12 @@ class _Wait:
                 )
             if not next_look.over:
                 self._pace.wait(next_look.left)
+
+    def _interval(self) -> float:
+        """Seconds until the next question: six a minute are too many while an image is pulled, or a login tried."""
+        self._looks += 1
+        slow = 1 if self._misses else _SLOWEST if self._address else min(1 + self._looks // 6, _SLOWEST)
+        return slow * self._pace.poll_seconds
 
     def _age(self) -> float:
         """Seconds since the pod was made, by the provider's clock."""

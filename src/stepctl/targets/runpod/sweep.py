@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from stepctl.base.errors import StepctlError
 from stepctl.runs.pods import Attempt, PodFile, PodRecord
 from stepctl.runs.store import RunStore
+from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import claim
 from stepctl.targets.runpod.end import END_SECONDS, end_pod, end_unrecorded
@@ -33,7 +34,7 @@ class Rented:
 
     Attributes:
         pod: as the provider shows it.
-        run: the run that it was made for.
+        run: the run that it works for, or was made for where no record here knows it.
         age: seconds since it was made, by the provider's clock; None when that is not told.
         price: USD per hour; None when neither the provider nor the record tells it.
         spent_usd: price x age.
@@ -80,8 +81,14 @@ def sweep(api: Api, store: RunStore, pace: Pace, *, secrets: bool = True) -> Swe
     pods = [pod for pod in api.pods() if run_of(pod.name) and (pod.env or {}).get("STEPCTL_RUN") and not pod.ended]
     now = api.server_time() or pace.utc()
     records, unreadable = _records(store)
-    known = {attempt.pod: attempt for record in records for attempt in record.attempts if attempt.pod}
-    rented = [_rented(pod, known.get(pod.id), now) for pod in pods]
+    known = {
+        attempt.pod: (record.run, attempt)
+        for record in records
+        for attempt in record.attempts
+        if attempt.pod and attempt.state != "handed"
+    }
+    nobody: tuple[str, Attempt | None] = ("", None)
+    rented = [_rented(pod, *known.get(pod.id, nobody), now) for pod in pods]
     waiting = {attempt.name for record in records for attempt in record.open if attempt.pod is None}
     # The pod of a create that had no answer yet is known by its name alone.
     rented = [replace(each, stray=False) if each.pod.name in waiting else each for each in rented]
@@ -102,9 +109,9 @@ def _records(store: RunStore) -> tuple[list[PodRecord], dict[str, str]]:
     return records, unreadable
 
 
-def _rented(pod: Pod, attempt: Attempt | None, now: datetime) -> Rented:
+def _rented(pod: Pod, run: str, attempt: Attempt | None, now: datetime) -> Rented:
     env = pod.env or {}
-    run = env.get("STEPCTL_RUN") or ""
+    run = run or env.get("STEPCTL_RUN") or ""
     created = pod.created
     age = None if created is None else max((now - created).total_seconds(), 0.0)
     price = pod.price or (attempt and (attempt.price or attempt.listed_price)) or None
@@ -123,7 +130,7 @@ def _rented(pod: Pod, attempt: Attempt | None, now: datetime) -> Rented:
         deadline=deadline,
         past_deadline=deadline is not None and now > deadline + REAP_AFTER,
         attempt=attempt,
-        stray=attempt is None or attempt.state in ("gone", "refused"),
+        stray=attempt is None or attempt.state in ("gone", "refused", "handed"),
         mark=env.get("STEPCTL_MARK") or "",
     )
 
@@ -151,15 +158,32 @@ def end_rented(
     """End one of our pods; in the record of its run where that is known here.
 
     Returns:
-        Its receipt; None where no record of the run is here.
+        Its receipt; None where no record of the run is here, or none that can be read.
 
     Raises:
         PodAlive: that it is gone could not be confirmed.
     """
     file = PodFile(store.folder(rented.run))
-    if not file.exists():
+    try:
+        record = claim(file, [rented.pod], pace, ending=(by, reason)) if file.exists() else None
+    except StepctlError:  # it cannot be read: that must not keep a pod alive
+        record = None
+    if record is None:
         end_unrecorded(api, rented.run, rented.pod, pace, limit=limit)
         return None
-    record = claim(file, [rented.pod], pace, ending=(by, reason))
     attempt = next(each for each in record.attempts if each.pod == rented.pod.id)
     return end_pod(api, file, attempt, pace, by, reason, limit=limit)
+
+
+def tell_strays(api: Api, store: RunStore, pace: Pace, tell: Teller) -> None:
+    """Say which pods of ours no run here knows, and what they cost: they may be forgotten, or another machine's. A look
+    that fails is passed over: it is not what the call is for."""
+    try:
+        strays = [each for each in sweep(api, store, pace, secrets=False).pods if each.stray]
+    except StepctlError:
+        return
+    if strays:
+        known = [each.price for each in strays if each.price]
+        rate = f", ${sum(known):.2f} an hour" if known else ""
+        names = ", ".join(each.pod.id for each in strays[:4]) + (" ..." if len(strays) > 4 else "")
+        tell.notice(f"pods of yours that no run here knows: {names}{rate}; stepctl pod ls shows them")

@@ -90,27 +90,42 @@ def next_name(record: PodRecord) -> str:
     return pod_name(record.run, max(used, default=0) + 1)
 
 
+LONGEST_SAVE_SEC = 300
+"""How long before its end a job is asked to save, at most; of a short life a tenth."""
+
+
+def save_ahead(seconds: int) -> int:
+    """Seconds before the end of a life of ``seconds`` at which a saved stop is asked for."""
+    return max(1, min(LONGEST_SAVE_SEC, seconds // 10))
+
+
 def max_seconds(wants: Wants, price: float | None) -> int:
+    """As :func:`limit_of`, the seconds alone."""
+    return limit_of(wants, price)[0]
+
+
+def limit_of(wants: Wants, price: float | None) -> tuple[int, str]:
     """How long a pod of that price may live, from its creation: the deadline, or the cost cap where that is sooner.
+
+    Returns:
+        Seconds, and which of the two it is: ``deadline`` or ``cost``.
 
     Args:
         wants: with ``max_hours`` and ``max_cost_usd``.
         price: USD per hour for the whole pod; where it is not known, the highest that is allowed counts.
     """
-    hours = wants.max_hours
     price = price or wants.max_price_per_hour
-    if wants.max_cost_usd is not None and price:
-        hours = min(hours, wants.max_cost_usd / price)
-    return int(hours * 3600)
+    if wants.max_cost_usd is not None and price and wants.max_cost_usd / price < wants.max_hours:
+        return int(wants.max_cost_usd / price * 3600), "cost"
+    return int(wants.max_hours * 3600), "deadline"
 
 
 def body_of(wants: Wants, name: str, gpu: str, price: float | None) -> CreatePod:
     """The body of the create of a pod of type ``gpu``, listed at ``price`` USD per hour for the whole pod."""
-    env = {
-        **wants.env,
-        "STEPCTL_RUN": wants.run,
-        "STEPCTL_MAX_SECONDS": str(max_seconds(wants, price)),
-    }
+    seconds, why = limit_of(wants, price)
+    env = {**wants.env, "STEPCTL_RUN": wants.run, "STEPCTL_MAX_SECONDS": str(seconds)}
+    if "STEPCTL_SAVE_AHEAD" in env:
+        env |= {"STEPCTL_MAX_REASON": why, "STEPCTL_SAVE_AHEAD": str(save_ahead(seconds))}
     assert len(env) <= MOST_ENV, "the provider takes 50 variables"
     unset = msgspec.UNSET
     volume = wants.network_volume_id

@@ -108,8 +108,9 @@ epoch_of_iso() {
   iso=$1 zone=${1#???????????????????}
   case $zone in .*) zone=${zone#.} zone=${zone#"${zone%%[!0-9]*}"} ;; esac
   iso=${iso%"${iso#???????????????????}"}
-  # shellcheck disable=SC2086,SC2141
+  # shellcheck disable=SC2141
   IFS='-Tt :'
+  # shellcheck disable=SC2086
   set -- $iso
   unset IFS
   epoch "$@" || return 1
@@ -147,7 +148,7 @@ clock() {
     { read -r NOW rest <"$UPTIME"; } 2>/dev/null
     number "${NOW%%.*}" && NOW=$N
   else
-    NOW=$(date +%s) && case $NOW in '' | *[!0-9]*) false ;; esac
+    tool date && NOW=$("$TOOL" +%s) && case $NOW in '' | *[!0-9]*) false ;; esac
   fi
 }
 
@@ -188,7 +189,8 @@ load_state() {
   # The first start as start.sh wrote it down counts when the state was lost.
   { read -r CLOCK <"$DIR/first"; } 2>/dev/null
   [ "$SOURCE" = uptime ] && number "$CLOCK" || CLOCK=
-  [ -f "$DIR/state" ] || return
+  slurp "$DIR/state" || return
+  case $TEXT in *end) ;; *) return ;; esac
   while IFS= read -r line; do
     name=${line%%=*} value=${line#*=}
     case $name in
@@ -196,24 +198,29 @@ load_state() {
         case $value in '' | *[!0-9]*) ;; *) eval "$name=\$value" ;; esac ;;
       MAX) number "$value" && [ "$N" -lt "$MAX" ] && MAX=$N ;;
       MAX_REASON | STOP_WHY) case $value in deadline | cost | stall) eval "$name=\$value" ;; esac ;;
-      LEASE_SEEN | JOB | PROCESS | EVENTS) eval "$name=\$value" ;;
+      LEASE_SEEN | PROCESS | EVENTS) eval "$name=\$value" ;;
+      JOB) case $value in /*) JOB=$value ;; esac ;;
       SOURCE) was=$value ;;
     esac
   done <"$DIR/state"
-  [ "$was" = "$SOURCE" ] || CLOCK=
+  case $was in '' | "$SOURCE") ;; *) CLOCK= ;; esac
 }
 
 # ---------------------------------------------------------------- the provider's API
 
-# Send a signal (arguments of kill) in HARD seconds, unless `alarm`, this process, is told by USR1 that all is well (a
-# signal that nobody traps before the fork: it ends the process whenever it comes).
+# Send a signal (arguments of kill) in HARD seconds, and again each second: bash loses one that comes together with the
+# end of a child. USR1 ends this process, `alarm`, before that; nobody traps USR1 before the fork, so it always does.
 set_alarm() {
   {
     trap 'kill "$sleeper"; exit 0' USR1
     sleep "$HARD" &
     sleeper=$!
     wait "$sleeper"
-    kill "$@"
+    while kill "$@"; do
+      sleep 1 &
+      sleeper=$!
+      wait "$sleeper"
+    done
   } >/dev/null 2>&1 </dev/null 3<&- &
   alarm=$!
 }

@@ -22,6 +22,9 @@ USER_AGENT = f"stepctl/{__version__}"
 TRIES = 5
 """Of a request that may be repeated."""
 
+PATIENCE = 60.0
+"""Seconds after which a request is not repeated any more."""
+
 LONGEST_PAUSE = 30.0
 LONGEST_LIMIT = 180.0
 """Seconds that one request may be held back by rate limits, all together."""
@@ -95,6 +98,7 @@ class Wire:
         if content is not None:
             headers["Content-Type"] = "application/json"
         tries = 1 if method == "POST" else TRIES
+        begun = self.now()
         held, repeated, pause = 0.0, False, self._first_pause
         while True:
             held += self._hold()
@@ -104,7 +108,7 @@ class Wire:
                     method, self.url + path, params=params, content=content, headers=headers, timeout=timeout
                 )
             except httpx.RequestError as error:
-                if not tries:
+                if not tries or self.now() - begun > PATIENCE:
                     raise self._lost(error, doing) from error
                 repeated = repeated or not isinstance(error, _UNSENT)
             else:
@@ -113,7 +117,7 @@ class Wire:
                     held += self._limited(response, held, doing)
                     tries += 1
                     continue
-                if response.status_code < 500 or not tries:
+                if response.status_code < 500 or not tries or self.now() - begun > PATIENCE:
                     return Answer(response, repeated)
                 repeated = True
                 pause = max(pause, _asked_wait(response))

@@ -16,6 +16,7 @@ from stepctl.targets.ssh.connect import Connection
 
 _SLICE = 0.25
 _WINDOW = 1 << 21
+_SURE = 0.5
 _WORDS = 1 << 16
 _PIECE = 1 << 18
 """What must get through within the limit of an answer."""
@@ -85,9 +86,12 @@ class Stream:
         return data
 
     def _check(self) -> None:
-        """An end of the output is the command's only while the connection is there."""
+        """The end of a channel is the command's own end only when its exit code came, or the connection stays."""
+        deadline = self._clock() + _SURE
+        while self._channel.exit_status == -1 and self._connection.alive and self._clock() < deadline:
+            time.sleep(_SURE / 20)
         if not self._connection.alive:
-            raise errors.lost(self._connection.where)
+            raise self._connection.lost()
 
     def _pass_noise(self, wait: float) -> None:
         data = self._raw(wait)
@@ -146,7 +150,8 @@ class Stream:
                     self._channel.sendall(left[:_PIECE])
                 left = left[_PIECE:]
         except (OSError, EOFError, paramiko.SSHException) as error:
-            if connection.alive and not isinstance(error, TimeoutError):
+            if not isinstance(error, TimeoutError):
+                self._check()
                 raise Ended from error
             connection.close()
             raise connection.lost(error) from error

@@ -31,12 +31,14 @@ _WATCH = 0.2
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds. A dead link is noticed after ``user_timeout`` by the system, after ``answer`` behind a box that acks."""
+    """Seconds. A dead link is noticed after ``user_timeout`` by the system, after ``answer`` behind a box that
+    acks. ``setup`` is for the first sign of a Python that starts on a slow disk."""
 
     connect: float = 15.0
     login: float = 20.0
     channel: float = 20.0
     answer: float = 30.0
+    setup: float = 120.0
     keepalive: int = 5
     user_timeout: float = 20.0
 
@@ -273,6 +275,8 @@ def _prefer(transport: paramiko.Transport, known: dict[str, paramiko.PKey]) -> N
 def _handshake(transport: paramiko.Transport, route: Route, limits: Limits) -> None:
     try:
         transport.start_client(timeout=limits.login)
+        # It does not say when its time is over.
+        transport.get_remote_server_key()
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise errors.no_ssh(route.where, _words(error)) from error
 

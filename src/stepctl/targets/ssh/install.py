@@ -50,9 +50,16 @@ class Place:
 
 
 def prepare(
-    connection: Connection, where: Where, run: str, notice: Callable[[str], None], lease: str | None = None
+    connection: Connection,
+    where: Where,
+    run: str,
+    notice: Callable[[str], None],
+    lease: str | None = None,
+    wanted: Callable[[], None] = lambda: None,
 ) -> Place:
     """Make sure that the machine has what the job needs, and a folder for the run. Repeating it installs nothing.
+
+    ``wanted`` is called now and then; what it raises ends this.
 
     Raises:
         LinkLost: the connection broke.
@@ -74,7 +81,7 @@ def prepare(
     stream = Stream(connection, f"exec {shell_path(where.python)} -c {shlex.quote(_program())}")
     try:
         stream.write(json.dumps(want).encode() + b"\n")
-        told = _hear(stream, made, notice, _first(connection, where))
+        told = _hear(stream, made, notice, _first(connection, where), wanted, connection.limits.setup)
     except (Ended, ValueError):
         words = stream.words()
         raise errors.BadSetup(
@@ -103,11 +110,19 @@ def _program() -> str:
     return f'import base64; exec(compile(base64.b64decode("{text}"), "bootstrap", "exec"))'
 
 
-def _hear(stream: Stream, made: wheel.Wheel, notice: Callable[[str], None], first: str) -> dict[str, Any]:
+def _hear(
+    stream: Stream,
+    made: wheel.Wheel,
+    notice: Callable[[str], None],
+    first: str,
+    wanted: Callable[[], None],
+    limit: float,
+) -> dict[str, Any]:
     """The last answer; the wheel is sent when it is asked for."""
     said = ""
     while True:
-        told: dict[str, Any] = json.loads(stream.line())
+        told: dict[str, Any] = json.loads(stream.line(limit))
+        wanted()
         if told.get("need") == "wheel":
             notice(first)
             stream.write(made.data)

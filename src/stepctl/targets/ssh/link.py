@@ -29,16 +29,28 @@ class _Attempt:
         self.found: Opened | None = None
         self.error: StepctlError | None = None
         self._open = open
+        self._lock, self._left = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.found = self._open()
+            found = self._open()
+            with self._lock:
+                self.found = found
+                if self._left:
+                    found.connection.close()
         except StepctlError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001 - whatever a library raises, it is told and tried again
             self.error = errors.LinkLost(f"no connection: {type(error).__name__}: {error}")
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._left = True
+            if self.found is not None:
+                self.found.connection.close()
 
     def over(self, wait: float) -> bool:
         self._thread.join(wait)
@@ -79,7 +91,7 @@ class Link:
         """
         opened = self.opened
         if opened is None:
-            self._attempt = None
+            self._leave()
             opened = self._open()
             self.put(opened)
         return opened
@@ -124,8 +136,14 @@ class Link:
             self._told = True
             self._notice(f"{error.message}; a job that runs there goes on, and the connection is sought again")
 
+    def _leave(self) -> None:
+        if self._attempt is not None:
+            self._attempt.leave()
+            self._attempt = None
+
     def close(self) -> None:
         """Let go of it."""
+        self._leave()
         if self._opened is not None:
             self._opened.connection.close()
             self._opened = None

@@ -43,7 +43,10 @@ class Pace:
 
 
 class SshMachine:
-    """One run's directory on a machine. Its files here follow those there."""
+    """One run's directory on a machine. Its files here follow those there.
+
+    ``wanted`` is asked while the machine is made ready, which may take long: it raises when nobody wants it any more.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class SshMachine:
         process: ProcessId | None = None,
         lease: str | None = None,
         mark: str | None = None,
+        wanted: Callable[[], None] = lambda: None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         pace: Pace = Pace(),
         clock: Callable[[], float] = time.monotonic,
@@ -70,12 +74,13 @@ class SshMachine:
             lease or "",
             mark or "",
         )
+        self._wanted = wanted
         self._limits, self._pace, self._clock, self._sleep = limits, pace, clock, sleep
         self._mirror = Mirror(job, clock)
         self._link = Link(self._attach, clock, tell.notice)
         self._freight = Freight()
         self._state: Job | None = None
-        self._asked: tuple[Ask, float] | None = None
+        self._asked: tuple[Agent, Ask, float] | None = None
         self._next_poll = self._renewed = 0.0
         self._signals: list[str] = []
         self._launch: Stream | None = None
@@ -146,7 +151,7 @@ class SshMachine:
     def _prepare(self) -> None:
         opened = self._link.opened
         connection = opened.connection if opened is not None else connect(self._endpoint_of(), self._limits)
-        place = prepare(connection, self._where, self._run, self._tell.notice, self._lease)
+        place = prepare(connection, self._where, self._run, self._tell.notice, self._lease, self._wanted)
         agent = attach(connection, place.root, self._run)
         self._link.put(Opened(connection, agent))
         self._asked, self._python = None, place.python
@@ -177,6 +182,7 @@ class SshMachine:
 
         def report(done: int, total: int) -> None:
             show(done, total)
+            self._wanted()
             if self._lease and self._clock() - self._renewed >= self._pace.renew:
                 self._renewed = self._clock()
                 agent.ask(Ask(op="hello", lease=self._lease))
@@ -308,11 +314,11 @@ class SshMachine:
             self._next_poll = self._clock() + self._pace.poll
             return
         agent = opened.agent
-        if self._asked is None:
+        if self._asked is None or self._asked[0] is not agent:
             self._post(agent)
         while self._asked is not None:
             told = agent.answer(wait)
-            ask, since = self._asked
+            _, ask, since = self._asked
             if told is None:
                 if self._clock() - since >= self._limits.answer:
                     raise opened.connection.lost()
@@ -326,7 +332,7 @@ class SshMachine:
     def _post(self, agent: Agent) -> None:
         events, log = self._mirror.offsets()
         ask = Ask(op="poll", job=agent.job, events=events, log=log, lease=self._lease)
-        self._asked = ask, self._clock()
+        self._asked = agent, ask, self._clock()
         agent.post(ask)
 
     def _take(self, agent: Agent, ask: Ask, told: Job) -> bool:
