@@ -188,12 +188,24 @@ def let_go(world: World, record: RunRecord, machine: Machine, report: Report) ->
     """
     try:
         machine.release(keep=report.state in ("done", "stopped"))
+        _tell_unresolved(world, record)
     except StepctlError as error:
         # A pod that may be alive is in pod.json; what was left on a machine of the user's own costs nothing.
         world.listener.notice(f"warning: {error.message}" + (f"; next: {error.next}" if error.next else ""))
     finally:
         machine.close()
     with_pods(report, world.store, record.run)
+
+
+def _tell_unresolved(world: World, record: RunRecord) -> None:
+    """Say why the exit code is 8 although nothing that is known is alive."""
+    file = PodFile(world.store.folder(record.run))
+    waiting = [each.name for each in file.load().open if each.pod is None] if file.exists() else []
+    if waiting:
+        world.listener.notice(
+            f"warning: a pod may still be alive: the create of {', '.join(waiting)} had no answer, and no list shows "
+            f"it yet; it ends itself when no client is heard; next: stepctl pod rm {record.run}"
+        )
 
 
 def with_pods(report: Report, store: RunStore, run: str) -> Report:

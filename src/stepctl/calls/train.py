@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepctl.base.errors import Exit, LineageConflict, StepctlError, UsageError
-from stepctl.calls.attach import report_now, tell_what_goes_on, wait_for_end
+from stepctl.calls.attach import end_left, report_now, tell_what_goes_on, wait_for_end
 from stepctl.calls.away import blaming_pods, is_away, let_go, machine_of, recorded_target, target_of, teller
 from stepctl.calls.decide import Ask, Decision, decide
 from stepctl.calls.follow import TimedOut
@@ -110,6 +110,7 @@ def _agreed(world: World, prepared: Prepared, record: RunRecord) -> bool:
         return True
     from stepctl.calls.spending import plan_lines, plan_pod
 
+    end_left(world)
     plan = plan_pod(world, prepared, record.trace.rows_total - record.trace.rows_start)
 
     def change(record: RunRecord) -> None:
