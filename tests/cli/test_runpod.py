@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tests.doubles.project import rows
 from tests.doubles.rented import Rented

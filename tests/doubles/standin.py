@@ -1,8 +1,8 @@
 """A trainer for tests of everything around training: the real order of a job, real commits, an engine without torch.
 
-Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder, or in
-``STANDIN_FOLDER``, says what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``; the file ``go`` beside it
-lets it go on), ``step_sec`` (how long a step takes), ``engine: "torch"`` for the real one, ``nan_at``, ``oom_at``,
+Run as ``standin.py -m stepctl.trainer JOBDIR``, in the place of a Python. ``faults.json`` in the project's folder, or
+in ``STANDIN_FOLDER``, says what goes wrong: ``kill_at`` / ``pause_at`` (a phase, or ``step:N``; the file ``go`` beside
+it lets it go on), ``step_sec`` (how long a step takes), ``engine: "torch"`` for the real one, ``nan_at``, ``oom_at``,
 ``raise_at`` (a step; the error quotes an example), ``versions`` (what it says of itself in manifests), ``repeatable``,
 ``full_at`` (rows: the disk is full when so many are saved). ``job.pgid`` there holds the newest job's process group.
 """

@@ -25,6 +25,7 @@ from stepctl.calls.saved import commit_saved, saved_checkpoints
 from stepctl.calls.unreadable import pass_over
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
+from stepctl.jobs.events import Saved
 from stepctl.lineage.head import DAMAGE
 from stepctl.lineage.store import lines_of, read_lineage
 from stepctl.runs.process import alive
@@ -133,19 +134,40 @@ def _final_away(world: World, record: RunRecord, machine: Machine) -> Report:
     if result is not None and (not record.staged or result.state in ("needs_trace", "cancelled")):
         return with_reason(with_result(with_events(report_of(record), read_events(job)), result), job)
     refused: StepctlError | OSError | None = None
+    gone: MachineGone | None = None
     if record.staged:
         try:
             bring_home(world, record, machine)
-        except MachineGone:
-            pass
+        except MachineGone as error:
+            gone = error
         except (StepctlError, OSError) as error:
             if not saved_checkpoints(job, record.lineage):
                 raise
             refused = error
     if result is None:
-        return with_reason(_died(world, record, machine, job), job)
+        report = _died(world, record, machine, job)
+        return with_reason(_unfetched(world, record, report, gone) if gone else report, job)
     report = with_result(with_events(report_of(record), read_events(job)), result)
     return with_reason(_brought(world, record, report, refused), job)
+
+
+def _unfetched(world: World, record: RunRecord, report: Report, gone: MachineGone) -> Report:
+    """A machine is gone, and with it perhaps what was trained: when it had saved more, or its end was its own doing."""
+    saved = [event.checkpoint for event in read_events(world.store.job_dir(record.run)) if isinstance(event, Saved)]
+    if report.state != "failed" or not (gone.details.get("by") == "pod" or saved[-1:] not in ([], [report.checkpoint])):
+        return report
+    return _lost(world, record, report, f"{gone.message}, and what it trained after row {report.rows_done} with it")
+
+
+def _lost(world: World, record: RunRecord, report: Report, what: str) -> Report:
+    report.state = "lost_unretrieved"
+    again = ("--key", record.key) if record.key else ("--continue",) if report.checkpoint else ()
+    report.error = {
+        "code": "lost_unretrieved",
+        "message": f"{what}; the head is at step {report.global_step}",
+        "next": train_again(world.loaded, record, *again),
+    }
+    return report
 
 
 def _brought(world: World, record: RunRecord, report: Report, refused: StepctlError | OSError | None) -> Report:
@@ -171,15 +193,8 @@ def _brought(world: World, record: RunRecord, report: Report, refused: StepctlEr
     else:
         report.checkpoint, report.losses = None, []
         report.global_step, report.rows_done = record.from_step, record.trace.rows_start
-    report.state = "lost_unretrieved"
-    again = ("--key", record.key) if record.key else ("--continue",) if newest else ()
-    report.error = {
-        "code": "lost_unretrieved",
-        "message": f"the job ended on its machine with {reached}, and the machine is gone before that was fetched; "
-        f"the head is at step {state.head_step}",
-        "next": train_again(world.loaded, record, *again),
-    }
-    return report
+    what = f"the job ended on its machine with {reached}, and the machine is gone before that was fetched"
+    return _lost(world, record, report, what)
 
 
 def end_run(store: RunStore, record: RunRecord, report: Report) -> RunRecord:
