@@ -157,7 +157,9 @@ class Killed:
     leaks: list[str] = field(default_factory=list)
 
 
-def kill_at(project: Rented, point: Point, when: When, *args: str, lost: bool = False, more: tuple[Fault, ...] = ()) -> Killed:
+def kill_at(
+    project: Rented, point: Point, when: When, *args: str, lost: bool = False, more: tuple[Fault, ...] = ()
+) -> Killed:
     """Call the command line, and kill it while that call is held; then the call goes on, or is lost.
 
     Raises:

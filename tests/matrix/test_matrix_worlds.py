@@ -12,7 +12,9 @@ from tests.matrix.worlds import World, worlds
 pytestmark = pytest.mark.pods
 
 
-@pytest.mark.parametrize(("world", "case"), worlds(), ids=lambda each: each.name if isinstance(each, World) else each.id)
+@pytest.mark.parametrize(
+    ("world", "case"), worlds(), ids=lambda each: each.name if isinstance(each, World) else each.id
+)
 def test_killed(project: Rented, world: World, case: Case) -> None:
     project.rig.sandbox.quirks(**world.quirks)
     project.target(**world.target)

@@ -235,9 +235,7 @@ WORLDS = (
     ),
     World(name="vanished", points=JOB, sides=("after",), between=vanish, codes=(1,)),
     World(name="exited", points=("connect-first", *JOB), sides=("after",), between=exited, codes=(1,)),
-    World(
-        name="job-killed", points=("payload", "poll", "pod-job"), sides=("after",), between=kill_job, codes=(1,)
-    ),
+    World(name="job-killed", points=("payload", "poll", "pod-job"), sides=("after",), between=kill_job, codes=(1,)),
     World(
         name="saving",
         env=OFTEN,

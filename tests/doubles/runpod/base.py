@@ -131,6 +131,7 @@ class Limits:
     def count(self) -> tuple[dict[str, str], Problem | None]:
         """Count one call: the headers of its answer, and the refusal where it is one too many."""
         now, left, refusal = self.clock.now(), [], None
+        least = 0 if self.enforced else 1  # what is not enforced is never said to be used up: a client would wait
         with self._lock:
             calls = [at for at in self._calls if at > now - 86400]
             for name, quota, width in self.windows:
@@ -139,7 +140,7 @@ class Limits:
                 if len(inside) >= quota and self.enforced:
                     refusal = Problem(429, f"rate limit exceeded for the {name} window", headers={})
                     refusal.answer.headers["Retry-After"] = str(reset)
-                left.append(f'"{name}";r={max(0, quota - len(inside) - 1)};t={reset}')
+                left.append(f'"{name}";r={max(least, quota - len(inside) - 1)};t={reset}')
             self._calls = calls if refusal else [*calls, now]
         policy = ", ".join(f'"{name}";q={quota};w={width}' for name, quota, width in self.windows)
         return {"RateLimit": ", ".join(left), "RateLimit-Policy": policy}, refusal
