@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from stepctl.base.errors import StepctlError, UsageError
-from stepctl.calls.away import with_pods
+from stepctl.calls.away import recorded_target, with_pods
 from stepctl.calls.reporting import exit_code as exit_of
 from stepctl.calls.spending import open_api
 from stepctl.calls.world import World
 from stepctl.config.model import RunpodTarget
-from stepctl.runs.pods import PodFile
+from stepctl.runs.pods import Attempt, PodFile
 from stepctl.runs.record import UNFINISHED, RunRecord
 from stepctl.runs.report import Report
 from stepctl.targets.runpod.api import Api
@@ -37,12 +37,52 @@ class Account:
 
 
 @contextmanager
-def account(world: World, target: str | None) -> Iterator[Account]:
-    """The account of ``target``, else of the settings' target, else of the only one that rents pods.
+def account(world: World, target: str | None, about: str | None = None) -> Iterator[Account]:
+    """The account of ``target``, else of what is asked about, else of the settings' target, else of the only one that
+    rents pods.
+
+    Args:
+        about: a run, or a pod by its id or name: its run's target as it was recorded.
 
     Raises:
         UsageError: there is none, several, or no key.
     """
+    name, options = (target is None and _recorded(world, about)) or _chosen(world, target)
+    api = open_api(options)
+    try:
+        yield Account(name, options, api, Pace(options.poll_seconds, sleep=world.wait))
+    finally:
+        api.close()
+
+
+def _recorded(world: World, word: str | None) -> tuple[str, RunpodTarget] | None:
+    run = _run_about(world, word) if word else None
+    try:
+        record = world.store.load(run) if run else None
+    except StepctlError:
+        return None
+    options = recorded_target(record) if record is not None else None
+    return (record.target, options) if record is not None and isinstance(options, RunpodTarget) else None
+
+
+def _run_about(world: World, word: str) -> str | None:
+    """The run here that a run's or a pod's name means."""
+    try:
+        return world.store.find(word)
+    except UsageError:
+        pass
+    for run in world.store.names():
+        try:
+            file = PodFile(world.store.folder(run))
+            attempts = file.load().attempts if file.exists() else []
+        except StepctlError:
+            continue
+        if any(word in (each.pod, each.name) and each.state != "handed" for each in attempts):
+            return run
+    return None
+
+
+def _chosen(world: World, target: str | None) -> tuple[str, RunpodTarget]:
     settings = world.loaded.settings
     rented = {name: each for name, each in settings.targets.items() if isinstance(each, RunpodTarget)}
     name = target or (settings.target if settings.target in rented else None)
@@ -51,12 +91,7 @@ def account(world: World, target: str | None) -> Iterator[Account]:
     name = name or next(iter(rented), "runpod")
     if target is not None and target not in rented:
         raise UsageError(f"there is no target {target!r} of kind runpod", next="name one of stepctl.toml")
-    options = rented.get(name, RunpodTarget(max_hours=1))
-    api = open_api(options)
-    try:
-        yield Account(name, options, api, Pace(options.poll_seconds, sleep=world.wait))
-    finally:
-        api.close()
+    return name, rented.get(name, RunpodTarget(max_hours=1))
 
 
 def state_of(world: World, rented: Rented) -> str:
@@ -90,10 +125,25 @@ def _close_kept(world: World, account: Account, run: str, living: set[str]) -> N
     file = PodFile(world.store.folder(run))
     try:
         kept = [each for each in file.load().open if each.state == "kept"] if file.exists() else []
-        if kept and not any(each.pod in living for each in kept):
+        if kept and _is_of(account, file) and not any(_lives(account, each, living) for each in kept):
             end_all(account.api, file, account.pace, "client", "nobody took it in its time", already="pod")
-    except StepctlError:
+            _note(world, run)
+    except (StepctlError, OSError):
         return
+
+
+def _is_of(account: Account, file: PodFile) -> bool:
+    """Whether the account can tell of a run's pods."""
+    record = file.load()
+    return record.account == account.api.account or (record.account is None and record.target == account.name)
+
+
+def _lives(account: Account, attempt: Attempt, living: set[str]) -> bool:
+    """One list without it is no proof."""
+    if attempt.pod is None or attempt.pod in living:
+        return True
+    pod = account.api.pod(attempt.pod)
+    return pod is not None and not pod.ended
 
 
 def rows(world: World, found: Sweep) -> list[dict[str, Any]]:

@@ -71,6 +71,7 @@ class PodRecord(Struct, kw_only=True):
 
     ``secret`` is the name of the account secret that carries the host key (None where secrets are not allowed);
     ``host_key`` the public key that is pinned (``ssh-ed25519 AAAA...``). ``forecast`` is what the plan said.
+    ``account`` stands for the API's address and the key that rented (a short digest): only they can say what is gone.
     """
 
     version: int = POD_VERSION
@@ -81,6 +82,7 @@ class PodRecord(Struct, kw_only=True):
     secret_open: bool = False
     host_key: str | None = None
     forecast: dict[str, Any] = field(default_factory=dict)
+    account: str | None = None
 
     @property
     def current(self) -> Attempt | None:

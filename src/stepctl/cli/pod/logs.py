@@ -22,7 +22,7 @@ def logs(
 
     output = Output(json)
     world = open_world(output, {})
-    with account(world, target) as rented:
+    with account(world, target, name) as rented:
         lines = log_lines(world, rented, name, tail)
     output.result({"lines": lines}, lines)
     return 0

@@ -22,7 +22,7 @@ def rm(
 
     output = Output(json)
     world = open_world(output, {})
-    with account(world, target) as rented:
+    with account(world, target, name) as rented:
         done = remove(world, rented, name)
     from stepctl.cli.display import dollars
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
@@ -49,6 +50,11 @@ class Api:
     def close(self) -> None:
         """Close the connections."""
         self._wire.http.close()
+
+    @property
+    def account(self) -> str:
+        """Stands for the address and the key in records, and tells neither."""
+        return sha256(f"{self.url}\0{self._wire.key}".encode()).hexdigest()[:16]
 
     def another(self) -> Api:
         """The same account over connections of its own: for another thread."""

@@ -15,6 +15,7 @@ from stepctl.targets.runpod.attempts import WAITING, change, claim, settle_absen
 from stepctl.targets.runpod.errors import BadKey, Blocked, PodAlive, RunpodError
 from stepctl.targets.runpod.keys import forget_keys
 from stepctl.targets.runpod.look import look
+from stepctl.targets.runpod.owner import OTHER, is_other, note, takes_over
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import Pod, moment
 
@@ -51,13 +52,15 @@ def end_pod(
         already: who ended it where it turns out to be gone before anybody asked.
 
     Raises:
-        PodAlive: that it is gone could not be confirmed.
+        PodAlive: that it is gone could not be confirmed, for example because ``api`` is of another account.
         OSError: it is gone, and the record does not say so.
     """
     pod = attempt.pod
     assert pod is not None
     if attempt.state == "gone":
         return attempt
+    if not takes_over(api, file, pod, pace):
+        raise pod_alive(file.load().run, [attempt], OTHER)
     asked_before = attempt.state == "ending"
     if not asked_before:
         attempt = _ending(file, attempt, state="ending", ending_at=stamp(pace), ended_by=by, reason=reason)
@@ -250,9 +253,26 @@ def _find(api: Api, file: PodFile, pace: Pace, by: str, reason: str) -> str:
         for pod in pods:
             end_unrecorded(api, record.run, pod, pace)
         raise
+    if pods:
+        note(api, file)
+    if waiting and is_other(api, file):
+        return OTHER
     for attempt in [each for each in record.open if each.state in WAITING]:
         settle_absent(file, attempt, pace)
     return ""
+
+
+def require_owner(api: Api, file: PodFile, pace: Pace) -> None:
+    """Before anything is rented for a run: be of the account of what it has open, if anything.
+
+    Raises:
+        PodAlive: it was rented with another key.
+    """
+    left = file.load().open
+    known = not left or any(each.pod and takes_over(api, file, each.pod, pace) for each in left)
+    if not known and is_other(api, file):
+        raise pod_alive(file.load().run, left, OTHER)
+    note(api, file)
 
 
 def pod_alive(run: str, attempts: Sequence[Attempt], trouble: str) -> PodAlive:

@@ -27,7 +27,7 @@ from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.choose import choose
 from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, start_command
 from stepctl.targets.runpod.create import make_pod
-from stepctl.targets.runpod.end import end_all
+from stepctl.targets.runpod.end import end_all, require_owner
 from stepctl.targets.runpod.keys import close_secret, prepare_keys
 from stepctl.targets.runpod.login import Login
 from stepctl.targets.runpod.logs import SILENCE_SECONDS, Capture, capture
@@ -122,7 +122,8 @@ class PodMachine:
         self._getting = True
         if not self._file.exists():
             run, target, forecast = self._record.run, self._record.target, self._record.forecast
-            self._file.save(PodRecord(run=run, target=target, forecast=forecast))
+            self._file.save(PodRecord(run=run, target=target, forecast=forecast, account=self._api.account))
+        require_owner(self._api, self._file, self._pace)
         tell_strays(self._api, RunStore(self._job.path.parent), self._pace, self._tell)
         attempt = kept.claim(self._file, self._options, self._api, self._pace, self._tell, self._fits) or self._make()
         grace = 60 * float(self._options["boot_grace_minutes"])
@@ -197,7 +198,7 @@ class PodMachine:
         if now >= self._next_look:
             polls = 1 if self._ssh.lost or self._presence.doubtful else LOOK_POLLS
             self._next_look = now + polls * self._pace.poll_seconds
-            self._presence.look()
+            self._presence.look(answers=self._ssh.answers)
 
     @property
     def _gone(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 from stepctl.runs.pods import PodFile
 from stepctl.targets.runpod.api import Api
-from stepctl.targets.runpod.end import MISSES
+from stepctl.targets.runpod.end import MISSES, pod_alive
 from stepctl.targets.runpod.errors import RunpodError
+from stepctl.targets.runpod.owner import OTHER, is_other
 from stepctl.targets.runpod.pace import Pace
 
 
@@ -32,34 +32,47 @@ class Presence:
             self.be_sure()
 
     def be_sure(self) -> None:
-        """Look until it is known whether it is there; a provider that cannot be asked is passed over."""
-        api = self._api()
-        with suppress(RunpodError):
-            self._look(api)
-            while self.doubtful and not self.gone:
-                self._pace.poll()
-                self._look(api)
+        """Look until it is known whether it is there; a provider that cannot be asked is passed over.
 
-    def look(self) -> None:
-        """Look once; a provider that cannot be asked is passed over."""
-        api = self._api()
-        with suppress(RunpodError):
-            self._look(api)
+        Raises:
+            PodAlive: it is not there by the word of another account than the one that rented it.
+        """
+        while self._look() and self.doubtful and not self.gone:
+            self._pace.poll()
 
-    def _look(self, api: Api) -> None:
+    def look(self, *, answers: bool = False) -> None:
+        """Look once; a provider that cannot be asked is passed over.
+
+        Args:
+            answers: whether the pod itself was heard just now: then it is there, whatever the provider says.
+        """
+        if answers:
+            self._misses = 0
+        else:
+            self._look()
+
+    def _look(self) -> bool:
+        """Whether the provider could be asked."""
         attempt = self._file.load().current if self._file.exists() else None
         if attempt is None or attempt.pod is None:
             self.gone = "there is no pod of this run"
-            return
+            return True
         if attempt.state == "gone":
             self.gone = f"pod {attempt.pod} is gone"
-            return
-        pod = api.pod(attempt.pod)
+            return True
+        api = self._api()
+        try:
+            pod = api.pod(attempt.pod)
+        except RunpodError:
+            return False
+        odd = ""
         if pod is None or pod.ended:
-            self._misses += 1
-            if self._misses >= MISSES:
-                self.gone = f"pod {attempt.pod} is gone"
+            odd = "is gone"
         elif not pod.live:
-            self.gone = f"pod {attempt.pod} is {pod.status}: its container does not run any more"
-        else:
-            self._misses = 0
+            odd = f"is {pod.status}: its container does not run any more"
+        self._misses = self._misses + 1 if odd else 0
+        if self._misses >= MISSES:
+            if is_other(api, self._file):
+                raise pod_alive(self._file.load().run, [attempt], OTHER)
+            self.gone = f"pod {attempt.pod} {odd}"
+        return True

@@ -15,7 +15,7 @@ from stepctl.targets.runpod.attempts import WAITING, change, claim, of_run, stam
 from stepctl.targets.runpod.errors import BadKey, Blocked, RetiredApi, RunpodError
 from stepctl.targets.runpod.keys import host_key_from_log, pin
 from stepctl.targets.runpod.pace import Pace
-from stepctl.targets.runpod.records import LIVE, Pod, SshAddress, moment
+from stepctl.targets.runpod.records import Pod, SshAddress, moment
 
 DENIED_SECONDS = 60.0
 """A login may be refused for so long after sshd answered: the key is written by the container's start command."""
@@ -159,7 +159,7 @@ class _Wait:
                 raise self._lost("it vanished: the provider does not know it any more")
             return
         self._misses = 0
-        if pod.status and pod.status not in LIVE:
+        if not pod.live:
             raise self._lost(f"its status is {pod.status}")
         if pod.address != self._address:
             self._address, self._denied_since, self._pause = pod.address, None, _FIRST_PAUSE

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-LIVE = ("PROVISIONING", "STARTING", "RUNNING")
-"""Statuses of a pod that works or will; of the others EXITED and ERROR are still there, and may bill."""
+STOPPED = ("EXITED", "ERROR")
+"""Statuses of a pod that works no more, and is still there, and may bill. One that we do not know says nothing."""
 
 TERMINATED = "TERMINATED"
 
@@ -81,7 +81,7 @@ class Pod(Struct, frozen=True, rename="camel"):
     @property
     def live(self) -> bool:
         """Whether it works or will."""
-        return self.status in LIVE
+        return self.status not in (*STOPPED, TERMINATED)
 
     @property
     def ended(self) -> bool:

@@ -30,6 +30,7 @@ from stepctl.targets.ssh.transfer import MANIFEST, TransferFailed, fetch_checkpo
 
 _WORDS = {"stop": 1, "cancel": 2}
 _TRIES = 3
+_SILENT = 3.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class SshMachine:
     def lost(self) -> bool:
         """Whether there is no connection now."""
         return self._link.opened is None
+
+    @property
+    def answers(self) -> bool:
+        """Whether the machine is heard: it is connected, and no question waits for long."""
+        return not self.lost and (self._asked is None or self._clock() - self._asked[2] < _SILENT * self._pace.poll)
 
     # --- getting there ------------------------------------------------------------------------------------------------
 
