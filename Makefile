@@ -32,10 +32,11 @@ architecture: install ## check which room imports which, and that the generated 
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_docs.py --check
 
-bench: install ## time a cold call against a plain training loop, and a bucket against the client alone (several minutes)
+bench: install ## time a cold call, a bucket and files over SSH, each against what does it plainly (several minutes)
 	$(BIN)/python scripts/demo_model.py $(MODEL)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/cold_call.py --model $(MODEL) --out build/cold_call.json
 	$(BIN)/python benchmarks/bucket.py --out build/bucket.json
+	$(BIN)/python benchmarks/transfer.py --out build/transfer.json
 
 # openssh-server: tests of training over ssh start a real sshd of their own, on a free port, as the user who runs them.
 system: ## install the system packages that tests use: openssh-server (Debian and Ubuntu; sudo unless root)
