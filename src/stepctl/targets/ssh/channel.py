@@ -18,8 +18,8 @@ _SLICE = 0.25
 _WINDOW = 1 << 21
 _SURE = 0.5
 _WORDS = 1 << 16
-_PIECE = 1 << 18
-"""What must get through within the limit of an answer."""
+_PIECE = 8 * (32768 - 64)
+"""What must get through within the limit of an answer; it fills the packets that OpenSSH takes."""
 
 
 class Ended(Exception):
@@ -135,7 +135,7 @@ class Stream:
         self._buffer[:0] = rest
         return bytes(first)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Write all of it.
 
         Raises:
