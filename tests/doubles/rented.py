@@ -21,7 +21,7 @@ class Stage:
         python = self.venv / "bin/python"
         python.parent.mkdir(parents=True)
         python.write_text(
-            '#!/bin/sh\ncase "$*" in\n'
+            f'#!/bin/sh\nwhile [ -e "{self.faults}/hold" ]; do sleep 0.05; done\ncase "$*" in\n'
             f'"-m stepctl.trainer "*) export STANDIN_FOLDER="{self.faults}"\n'
             f'  exec "{sys.executable}" "{ROOT}/tests/doubles/standin.py" "$@" ;;\n'
             f'*) exec "{sys.executable}" "$@" ;;\nesac\n'
@@ -32,6 +32,10 @@ class Stage:
     def shown(self) -> tuple[Path, ...]:
         """What a sandbox must let pods see."""
         return (self.folder, ROOT / "tests", ROOT / "src")
+
+    def hold(self) -> None:
+        """Let every Python of pods wait until ``clear``."""
+        (self.faults / "hold").touch()
 
     def clear(self) -> None:
         """Nothing goes wrong any more."""
@@ -120,11 +124,9 @@ class Rented(Project):
         return self.verb("train", "attach", "last", *args, code=code)
 
     def endings(self) -> list[str]:
-        """Who ended the pods that are gone, in order: ``client``, ``pod`` (itself), or whoever the sandbox names."""
-        names = []
-        for pod in self.sandbox.gone():
-            names.append({"account": "client", pod["id"]: "pod"}.get(pod["endedBy"], pod["endedBy"]))
-        return names
+        """Who ended the pods that are gone, by the sandbox's journal: ``client``, ``pod`` (itself), ``provider``."""
+        gone = self.sandbox.gone()
+        return [{"account": "client", pod["id"]: "pod"}.get(pod["endedBy"], pod["endedBy"]) for pod in gone]
 
     def clean(self, *endings: str) -> None:
         """No pod, secret or key is left, and the pods ended as expected; the lineage is whole."""
@@ -134,9 +136,8 @@ class Rented(Project):
         assert self.sandbox.secrets() == {}, told
         left = [str(p) for name in ("client_key", "known_hosts") for p in (self.path / "runs").glob(f"*/{name}")]
         assert left == []
-        assert not [
-            a for run in self.runs() for a in self.attempts(run) if a["state"] not in ("gone", "refused", "handed")
-        ]
+        closed = ("gone", "refused", "handed")
+        assert not [each for run in self.runs() for each in self.attempts(run) if each["state"] not in closed]
         if (self.path / "checkpoints").exists():
             self.verify()
 

@@ -38,6 +38,13 @@ def test_a_fault_meets_the_nth_call_so_often(sandbox: Sandbox, api: httpx.Client
     assert api.get("/pods").text == "<html>" and api.get("/pods").json() == {"pods": []}
 
 
+def test_calls_that_count_only_after_another_one(sandbox: Sandbox, api: httpx.Client) -> None:
+    sandbox.fault(Fault("^GET /v2/pods$", since=CREATES, nth=2, status=503))
+    assert api.get("/pods").status_code == api.get("/pods").status_code == 200
+    create(api)
+    assert [api.get("/pods").status_code for _ in range(3)] == [200, 503, 200]
+
+
 def test_answers_that_lie_or_are_lost(sandbox: Sandbox, api: httpx.Client) -> None:
     sandbox.fault(
         Fault(CREATES, body="before", status=502),

@@ -127,18 +127,42 @@ def unload(store: RunStore, record: RunRecord) -> None:
 
 
 def bring_home(world: World, record: RunRecord, machine: Machine) -> None:
-    """Fetch what a staged job has saved, and commit it.
+    """Fetch what a job has saved on its machine, and commit it.
 
     Raises:
-        StepctlError, OSError: the machine cannot be reached, or the bucket refuses: what is fetched is here then.
+        StepctlError, OSError: as :func:`fetch_home` and :func:`commit_home`.
+    """
+    fetch_home(world, record, machine)
+    commit_home(world, record)
+
+
+def fetch_home(world: World, record: RunRecord, machine: Machine) -> None:
+    """Fetch everything that the job has saved and that is not in the bucket.
+
+    Raises:
+        MachineGone: the machine is gone; what came before is here.
+        StepctlError, OSError: it cannot be reached, or there is no room: not everything is here.
     """
     with world.store.bringing(record.run):
-        fetched = machine.retrieve(record.lineage, _committed(world, record))
-        if (done := commit_saved(world, record)) is not None:
-            _tell_commit(world, *done)
-        # The bucket tells from here on, and a long job saves many.
-        for folder in fetched:
-            shutil.rmtree(folder, ignore_errors=True)
+        machine.retrieve(record.lineage, _committed(world, record))
+
+
+def commit_home(world: World, record: RunRecord) -> None:
+    """Commit what is here, in the order of the steps; what is in the bucket then is removed here, but for the last.
+
+    The last stays until the run's record has its final state: a call that is killed before finds it again.
+
+    Raises:
+        StepctlError, OSError: the bucket refuses, or a file cannot be read; what is not committed stays here.
+    """
+    with world.store.bringing(record.run):
+        done = commit_saved(world, record)
+        if done is None:
+            return
+        _tell_commit(world, *done)
+        for name in _committed(world, record):
+            if name != done[0].checkpoint:
+                shutil.rmtree(world.store.job_dir(record.run).out / name, ignore_errors=True)
 
 
 def _committed(world: World, record: RunRecord) -> list[str]:
@@ -164,6 +188,7 @@ def let_go(world: World, record: RunRecord, machine: Machine, report: Report) ->
     """
     try:
         machine.release(keep=report.state in ("done", "stopped"))
+        _tell_unresolved(world, record)
     except StepctlError as error:
         # A pod that may be alive is in pod.json; what was left on a machine of the user's own costs nothing.
         world.listener.notice(f"warning: {error.message}" + (f"; next: {error.next}" if error.next else ""))
@@ -172,12 +197,28 @@ def let_go(world: World, record: RunRecord, machine: Machine, report: Report) ->
     with_pods(report, world.store, record.run)
 
 
+def _tell_unresolved(world: World, record: RunRecord) -> None:
+    """Say why the exit code is 8 although nothing that is known is alive."""
+    file = PodFile(world.store.folder(record.run))
+    waiting = [each.name for each in file.load().open if each.pod is None] if file.exists() else []
+    if waiting:
+        world.listener.notice(
+            f"warning: a pod may still be alive: the create of {', '.join(waiting)} had no answer, and no list shows "
+            f"it yet; it ends itself when no client is heard; next: stepctl pod rm {record.run}"
+        )
+
+
 def with_pods(report: Report, store: RunStore, run: str) -> Report:
     """Add the receipts of the run's pods, and what they cost."""
     file = PodFile(store.folder(run))
     if not file.exists():
         return report
-    record = file.load()
+    try:
+        record = file.load()
+    except StepctlError:
+        # Damaged, or of a newer release: what it rented is not known here.
+        report.pod_alive = True
+        return report
     report.pods = [msgspec.to_builtins(attempt) for attempt in record.attempts]
     report.cost_usd = round(record.spent_usd, 4)
     report.pod_alive = any(attempt.state != "kept" for attempt in record.open)

@@ -105,7 +105,7 @@ def follow(
     while True:
         living = machine.alive()
         machine.sync()
-        if tail.tell(world):
+        if tail.tell(world) or machine.lost:
             heard = world.now()
         if job.exit_code.exists() or not living:
             tail.tell(world)

@@ -44,7 +44,7 @@ def exit_code(report: Report) -> int:
     code = EXITS.get(report.state, Exit.FAILED)
     if report.pod_alive and report.state != "running":
         return int(Exit.POD_ALIVE)
-    if report.error and report.state in ("failed", "stopped"):
+    if report.error and report.state in ("failed", "stopped", "lost_unretrieved"):
         code = Exit(report.error.get("exit_code", code))
     return int(Exit.CONFLICT if report.forked and code in (Exit.DONE, Exit.STOPPED) else code)
 
@@ -119,10 +119,13 @@ _REASONS = {
 def with_reason(report: Report, job: JobDir) -> Report:
     """Add why the machine itself ended the job before its time, if it did."""
     word = job.reason.read_text(errors="replace").strip() if job.reason.exists() else ""
-    if word not in _REASONS or report.state not in ("stopped", "failed"):
+    if word not in _REASONS or report.state not in ("stopped", "failed", "lost_unretrieved"):
         return report
     code, text = _REASONS[word]
     report.ended_by = word
+    if report.state == "lost_unretrieved" and report.error is not None:
+        report.error |= {"message": f"{text}: {report.error['message']}", "exit_code": int(code)}
+        return report
     saved = f"saved up to row {report.rows_done} of {report.rows_total}" if report.checkpoint else "nothing was saved"
     again = f"the same command with --key {report.key}" if report.key else "the same command with --continue"
     report.error = {

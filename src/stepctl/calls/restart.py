@@ -53,6 +53,7 @@ def restart(world: World, record: RunRecord, trace: list[str] | None = None, tim
         timeout=timeout,
     )
     world.loaded = _loaded(world.loaded, record)
+    world.interrupts.disarm()
     return train(world, request)
 
 

@@ -23,14 +23,18 @@ class Saved:
 
 
 def saved_checkpoints(job: JobDir, lineage: str) -> list[Saved]:
-    """What lies whole in the job's ``out`` folder here, oldest step first."""
+    """What lies whole in the job's ``out`` folder here, oldest step first.
+
+    Raises:
+        OSError: something there cannot be read.
+    """
     found = []
     for folder in sorted(job.out.glob("*")):
         try:
             manifest = decode_manifest((folder / "manifest.json").read_bytes(), lineage, folder.name)
             check_folder(folder, manifest)
-        except (OSError, StepctlError):
-            continue
+        except (FileNotFoundError, NotADirectoryError, StepctlError):
+            continue  # not whole, or not one
         found.append(Saved(folder, manifest))
     return sorted(found, key=lambda each: each.manifest.step)
 
@@ -57,6 +61,10 @@ def commit_saved(world: World, record: RunRecord) -> tuple[Manifest, bool] | Non
 def _commit(world: World, record: RunRecord, saved: Saved) -> bool:
     bucket = world.open(record.bucket)
     done = commit(bucket, saved.folder, saved.manifest, choose_root=record.new_root)
-    prune(bucket, record.lineage, record.settings.get("keep_checkpoints", 3))
-    clean_leftovers(bucket, record.lineage, record.run, utc_now())
+    try:
+        prune(bucket, record.lineage, record.settings.get("keep_checkpoints", 3))
+        clean_leftovers(bucket, record.lineage, record.run, utc_now())
+    except (OSError, StepctlError) as error:
+        # The commit holds all the same, and the next one prunes again.
+        world.listener.notice(f"warning: old checkpoints were not removed: {error}")
     return done.forked

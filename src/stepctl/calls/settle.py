@@ -9,7 +9,8 @@ import msgspec
 
 from stepctl.base.errors import StepctlError
 from stepctl.base.names import iso, utc_now
-from stepctl.calls.away import bring_home, is_away, let_go, machine_of, teller
+from stepctl.calls.away import is_away, let_go, machine_of, teller
+from stepctl.calls.homecoming import final_away
 from stepctl.calls.reporting import (
     close,
     read_events,
@@ -18,10 +19,9 @@ from stepctl.calls.reporting import (
     train_again,
     with_checkpoint,
     with_events,
-    with_reason,
     with_result,
 )
-from stepctl.calls.saved import commit_saved, saved_checkpoints
+from stepctl.calls.saved import commit_saved
 from stepctl.calls.unreadable import pass_over
 from stepctl.calls.world import World
 from stepctl.jobs.directory import JobDir
@@ -31,7 +31,7 @@ from stepctl.runs.process import alive
 from stepctl.runs.record import UNFINISHED, RunRecord
 from stepctl.runs.report import Report
 from stepctl.runs.store import RunStore
-from stepctl.targets.base import Machine, MachineGone
+from stepctl.targets.base import Machine
 
 
 def running(store: RunStore, record: RunRecord) -> bool:
@@ -109,7 +109,7 @@ def settle(world: World, record: RunRecord, machine: Machine | None = None, *, e
         record = store.load(record.run)
         if record.state not in UNFINISHED:
             return record
-        report = _final_away(world, record, machine)
+        report = final_away(world, record, machine, _died) if record.job else _needs_trace(record)
         let_go(world, record, machine, report)
         return end_run(store, record, report)
 
@@ -124,30 +124,6 @@ def _final(world: World, record: RunRecord, machine: Machine) -> Report:
     return _died(world, record, machine, job)
 
 
-def _final_away(world: World, record: RunRecord, machine: Machine) -> Report:
-    """The same for another machine; what a staged job saved there is fetched and committed first."""
-    job = world.store.job_dir(record.run)
-    if record.job is None:
-        return _needs_trace(record)
-    result = read_result(job) if job.result.exists() else None
-    if result is not None and (not record.staged or result.state in ("needs_trace", "cancelled")):
-        return with_reason(with_result(with_events(report_of(record), read_events(job)), result), job)
-    refused: StepctlError | OSError | None = None
-    if record.staged:
-        try:
-            bring_home(world, record, machine)
-        except MachineGone:
-            pass
-        except (StepctlError, OSError) as error:
-            if not saved_checkpoints(job, record.lineage):
-                raise
-            refused = error
-    if result is None:
-        return with_reason(_died(world, record, machine, job), job)
-    report = with_result(with_events(report_of(record), read_events(job)), result)
-    return with_reason(_brought(world, record, report, refused), job)
-
-
 def abandon_run(world: World, record: RunRecord) -> RunRecord:
     """Close a run whose machine cannot be reached any more: what is committed counts, what was fetched is committed."""
     if record.state not in UNFINISHED:
@@ -159,40 +135,6 @@ def abandon_run(world: World, record: RunRecord) -> RunRecord:
     report = _died(world, record, machine, world.store.job_dir(record.run))
     let_go(world, record, machine, report)
     return end_run(world.store, record, report)
-
-
-def _brought(world: World, record: RunRecord, report: Report, refused: StepctlError | OSError | None) -> Report:
-    """What a staged job reached, measured by what is in the bucket, or at least here."""
-    reached = report.checkpoint
-    if refused is not None:
-        report.state = "commit_pending"
-        report.error = {
-            "code": "commit_pending",
-            "message": f"step {report.global_step} is trained and saved here, but not in the bucket: {refused}",
-            "next": f"stepctl train attach {record.run}",
-        }
-        return report
-    state = read_lineage(world.open(record.bucket), record.lineage)
-    mine = lines_of(world.open(record.bucket), record.lineage, record.run)
-    newest = mine[-1] if mine else None
-    if newest is not None:
-        report.forked = newest not in state.ledger
-    if reached is None or (newest is not None and newest.checkpoint == reached):
-        return report
-    if newest is not None:
-        with_checkpoint(report, newest.checkpoint, newest.step, newest.rows_done)
-    else:
-        report.checkpoint, report.losses = None, []
-        report.global_step, report.rows_done = record.from_step, record.trace.rows_start
-    report.state = "lost_unretrieved"
-    again = ("--key", record.key) if record.key else ("--continue",) if newest else ()
-    report.error = {
-        "code": "lost_unretrieved",
-        "message": f"the job ended on its machine with {reached}, and the machine is gone before that was fetched; "
-        f"the head is at step {state.head_step}",
-        "next": train_again(world.loaded, record, *again),
-    }
-    return report
 
 
 def end_run(store: RunStore, record: RunRecord, report: Report) -> RunRecord:

@@ -136,7 +136,7 @@ def start_job(
     spec = _spec(request, prepared, record, state, str(init) if init else None)
     machine = machine_of(store, record, teller(world))
     if is_away(record):
-        world.interrupts.armed = False
+        world.interrupts.disarm()
         machine.prepare(freight_of(world, prepared, record, state, init))
         world.interrupts.armed = True
 

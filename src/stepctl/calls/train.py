@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepctl.base.errors import Exit, LineageConflict, StepctlError, UsageError
-from stepctl.calls.attach import report_now, tell_what_goes_on, wait_for_end
-from stepctl.calls.away import blame_pods, is_away, let_go, machine_of, recorded_target, target_of, teller
+from stepctl.calls.attach import end_left, report_now, tell_what_goes_on, wait_for_end
+from stepctl.calls.away import blaming_pods, is_away, let_go, machine_of, recorded_target, target_of, teller
 from stepctl.calls.decide import Ask, Decision, decide
 from stepctl.calls.follow import TimedOut
 from stepctl.calls.prepare import Prepared, prepare, read_state
@@ -74,21 +74,25 @@ def _follow(world: World, request: TrainRequest, other: RunRecord) -> Report | N
     if request.detach:
         return report_now(world, other)
     report = wait_for_end(world, other, own=False, timeout=request.timeout)
-    world.interrupts.armed = False
-    return report if report.state != "needs_trace" or request.run is not None else None
+    if report.state != "needs_trace" or request.run is not None:
+        return report
+    world.interrupts.disarm()
+    return None
 
 
 def _run(world: World, request: TrainRequest, prepared: Prepared, claimed: Claimed) -> Report:
     record = claimed.record
-    # Until a machine elsewhere is ready, Ctrl-C ends the call, also while a person is asked.
-    world.interrupts.armed = not is_away(record)
-    for warning in record.warnings[len(prepared.warnings) :]:
-        world.listener.notice(f"warning: {warning['message']}")
     try:
+        # Until a machine elsewhere is ready, Ctrl-C ends the call, also while a person is asked.
+        if is_away(record):
+            world.interrupts.disarm()
+        world.interrupts.armed = not is_away(record)
+        for warning in record.warnings[len(prepared.warnings) :]:
+            world.listener.notice(f"warning: {warning['message']}")
         if not _agreed(world, prepared, record):
             return _given_up(world, record)
         record, machine = start_job(world, request, prepared, record, claimed.state)
-    except (StepctlError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, a machine must not be left
         return _failed_to_start(world, record, error)
     except KeyboardInterrupt:
         return _given_up(world, record)
@@ -106,6 +110,7 @@ def _agreed(world: World, prepared: Prepared, record: RunRecord) -> bool:
         return True
     from stepctl.calls.spending import plan_lines, plan_pod
 
+    end_left(world)
     plan = plan_pod(world, prepared, record.trace.rows_total - record.trace.rows_start)
 
     def change(record: RunRecord) -> None:
@@ -130,11 +135,11 @@ def _given_up(world: World, record: RunRecord) -> Report:
     return report_now(world, end_run(world.store, record, report))
 
 
-def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSError) -> Report:
+def _failed_to_start(world: World, record: RunRecord, error: Exception) -> Report:
     """Close the record as any other that ended; when that fails too, the error to tell is the first one.
 
     Raises:
-        StepctlError, OSError: ``error``, unless it was a cancel.
+        Exception: ``error``, unless it was a cancel; it says so when a pod may still be alive.
     """
     world.interrupts.armed = True
     if isinstance(error, GivenUp):
@@ -143,17 +148,17 @@ def _failed_to_start(world: World, record: RunRecord, error: StepctlError | OSEr
         record = world.store.load(record.run)
         report = report_of(record)
         report.state = "failed"
-        report.error = {"code": "system", "message": str(error), "next": ""}
+        # An unexpected error's own words may quote an example.
+        known = isinstance(error, StepctlError | OSError)
+        report.error = {"code": "system", "message": str(error) if known else type(error).__name__, "next": ""}
         if isinstance(error, StepctlError):
             report.error = {"code": error.code, "message": error.message, "next": error.next}
             report.error["exit_code"] = int(error.exit_code)
         if is_away(record):
             let_go(world, record, machine_of(world.store, record, teller(world)), report)
         end_run(world.store, record, report)
-    if isinstance(error, StepctlError):
-        with contextlib.suppress(StepctlError, OSError):
-            blame_pods(error, world.store, record.run)
-    raise error
+    with blaming_pods(world.store, record.run):
+        raise error
 
 
 def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord | None:
@@ -209,9 +214,9 @@ def _see_to(world: World, other: RunRecord, until: float) -> None:
         own=False,
         timeout=None if until == math.inf else max(0.0, until - world.now()),
     )
-    world.interrupts.armed = False
     if report.exit_code == Exit.DETACHED:
         raise KeyboardInterrupt
+    world.interrupts.disarm()
     if report.exit_code == Exit.TIMED_OUT:
         raise _waited_too_long(other)
 

@@ -48,6 +48,16 @@ class Interrupts:
     seen: int = 0
     armed: bool = False
 
+    def disarm(self) -> None:
+        """From now on a Ctrl-C ends the call at once; one that nobody has answered does so now.
+
+        Raises:
+            KeyboardInterrupt: there was one.
+        """
+        self.armed = False
+        if self.take():
+            raise KeyboardInterrupt
+
     def take(self) -> bool:
         """Whether there was one that nobody has answered yet."""
         if self.seen < self.count:

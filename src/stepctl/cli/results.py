@@ -64,9 +64,7 @@ def finish(output: Output, report: Report) -> int:
         write_line(sys.stderr, f"error: {report.error['message']}")
         if report.error.get("next"):
             write_line(sys.stderr, f"next: {report.error['next']}")
-    if report.pod_alive and report.state != "running":
-        write_line(sys.stderr, f"still costs: a pod of run {report.run} may still be alive")
-        write_line(sys.stderr, f"next: stepctl pod rm {report.run}")
+    _may_cost(report)
     if report.forked:
         write_line(sys.stderr, f"error: {report.checkpoint} is a fork: another checkpoint is the head now")
         write_line(sys.stderr, "safe: the work is kept in the bucket")
@@ -76,6 +74,15 @@ def finish(output: Output, report: Report) -> int:
         write_line(sys.stderr, f"next: the same command with {again} trains the other rows")
     output.result(report, report_lines(report))
     return report.exit_code
+
+
+def _may_cost(report: Report) -> bool:
+    """Whether a pod of an ended run may be alive; that is said."""
+    if not report.pod_alive or report.state == "running":
+        return False
+    write_line(sys.stderr, f"still costs: a pod of run {report.run} may still be alive")
+    write_line(sys.stderr, f"next: stepctl pod rm {report.run}")
+    return True
 
 
 def _goes_on(report: Report) -> bool:
@@ -89,7 +96,7 @@ def _goes_on(report: Report) -> bool:
 
 def ended(output: Output, report: Report) -> int:
     """For the verbs that end a run: they have done their work when it has ended, however it ended."""
-    if not _goes_on(report):
+    if not _goes_on(report) and not _may_cost(report):
         report.exit_code = 0
     output.result(report, report_lines(report))
     return report.exit_code

@@ -36,7 +36,7 @@ class Attempt(Struct, kw_only=True):
     provider).
 
     ``ended_by`` is who ended it: ``client``, ``pod`` (its own watchdog), ``provider`` (it vanished), ``reaper``;
-    ``reason`` says why. ``spent_usd`` is price x time until ``gone_at``, as counted here, or until it was kept or
+    ``reason`` says why. ``spent_usd`` is price x time, as counted here, until ``gone_at``, or until it was kept or
     handed over; from ``billed_from`` on, where an earlier run paid for the time before.
     """
 

@@ -91,6 +91,10 @@ class Machine(Protocol):
     def alive(self) -> bool:
         """Whether the trainer's process still runs, as far as is known: a lost connection says nothing about it."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether there is no connection now, so that silence says nothing of the job."""
+
     def death(self) -> str:
         """How the trainer's process ended, in words; empty when nobody knows."""
 

@@ -90,6 +90,10 @@ class LocalMachine:
             return self._child.poll() is None
         return alive(self._process)
 
+    @property
+    def lost(self) -> bool:
+        return False
+
     def death(self) -> str:
         code = self._child.poll() if self._child is not None else None
         if code is None:

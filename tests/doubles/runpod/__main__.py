@@ -20,6 +20,7 @@ from .cloud import Cloud, Records
 from .contract import Contract, find_document
 from .control import Control, serve
 from .faults import Faults
+from .gate import Gate
 from .journal import Journal
 from .machines import Machines, own_mounts
 from .network import Block
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
     if machines:
         machines.exited, machines.api_port = cloud.exited, door.port
         machines.pods = lambda: [*cloud.pods.values(), *cloud.gone.values()]
+        machines.gate = Gate(machines.block.address, faults, cloud.journal)
 
     address = f"http://127.0.0.1:{serve(control, args.control_port).server_address[1]}"
     addresses = {"url": f"http://{door.host}:{door.port}/v2", "control": address}

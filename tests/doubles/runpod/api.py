@@ -55,7 +55,8 @@ class Api:
 
     def reset(self) -> None:
         """As at the start, without pods."""
-        self.edge, self.page, self.limits.enforced = False, 0, False
+        self.edge, self.page = False, 0
+        self.limits.enforced, self.limits.minute = False, 60
         self.ssh_keys, self.secret_ids = [], {}
         self.cloud.secrets.clear()
         self.limits.clear()

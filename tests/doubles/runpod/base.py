@@ -111,11 +111,11 @@ class Problem(Exception):
 class Limits:
     """The windows of the account's rate limit, all keys together: told in headers, and enforced when asked for."""
 
-    WINDOWS = (("minute", 60, 60), ("hour", 3000, 3600), ("day", 50000, 86400))
+    WINDOWS = (("hour", 3000, 3600), ("day", 50000, 86400))
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.enforced = False
+        self.enforced, self.minute = False, 60
         self._lock = threading.Lock()
         self._calls: list[float] = []
 
@@ -123,18 +123,24 @@ class Limits:
         with self._lock:
             self._calls.clear()
 
+    @property
+    def windows(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, calls, seconds."""
+        return (("minute", self.minute, 60), *self.WINDOWS)
+
     def count(self) -> tuple[dict[str, str], Problem | None]:
         """Count one call: the headers of its answer, and the refusal where it is one too many."""
         now, left, refusal = self.clock.now(), [], None
+        least = 0 if self.enforced else 1  # what is not enforced is never said to be used up: a client would wait
         with self._lock:
             calls = [at for at in self._calls if at > now - 86400]
-            for name, quota, width in self.WINDOWS:
+            for name, quota, width in self.windows:
                 inside = [at for at in calls if at > now - width]
                 reset = int(inside[0] + width - now) + 1 if inside else width
                 if len(inside) >= quota and self.enforced:
                     refusal = Problem(429, f"rate limit exceeded for the {name} window", headers={})
                     refusal.answer.headers["Retry-After"] = str(reset)
-                left.append(f'"{name}";r={max(0, quota - len(inside) - 1)};t={reset}')
+                left.append(f'"{name}";r={max(least, quota - len(inside) - 1)};t={reset}')
             self._calls = calls if refusal else [*calls, now]
-        policy = ", ".join(f'"{name}";q={quota};w={width}' for name, quota, width in self.WINDOWS)
+        policy = ", ".join(f'"{name}";q={quota};w={width}' for name, quota, width in self.windows)
         return {"RateLimit": ", ".join(left), "RateLimit-Policy": policy}, refusal

@@ -110,9 +110,10 @@ class Sandbox:
         """Change how pods made from now on behave, or one pod (by id or name); see ``Quirks``."""
         self.ask("quirks", pod=pod, **changes)
 
-    def settings(self, *, edge: bool = False, page: int = 0, limits: bool = False) -> None:
-        """``edge``: generic user agents get 403; ``page``: pods on a page of a list; ``limits``: 429 for real."""
-        self.ask("settings", edge=edge, page=page, limits=limits)
+    def settings(self, *, edge: bool = False, page: int = 0, limits: bool = False, minute: int = 60) -> None:
+        """``edge``: generic user agents get 403; ``page``: pods on a page of a list; ``limits``: 429 for real;
+        ``minute``: calls that are said to be allowed in one."""
+        self.ask("settings", edge=edge, page=page, limits=limits, minute=minute)
 
     def catalog(self, gpu: str, **values: Any) -> None:
         """Change what the catalog says of a GPU type; see ``Gpu``."""

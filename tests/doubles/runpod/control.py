@@ -114,9 +114,11 @@ class Control:
                     setattr(one, counted, changes[counted])
             return asdict(one.quirks)
 
-    def _settings(self, edge: bool = False, page: int = 0, limits: bool = False) -> None:
-        """``edge``: generic user agents get 403; ``page``: pods on a page of a list; ``limits``: 429 for real."""
+    def _settings(self, edge: bool = False, page: int = 0, limits: bool = False, minute: int = 60) -> None:
+        """``edge``: generic user agents get 403; ``page``: pods on a page of a list; ``limits``: 429 for real;
+        ``minute``: calls that are said to be allowed in one."""
         self.api.edge, self.api.page, self.api.limits.enforced = edge, page, limits
+        self.api.limits.minute = minute
 
     def _advance(self, seconds: float) -> float:
         """Put the provider's clock forward (or back): what is due then happens now."""

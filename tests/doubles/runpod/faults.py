@@ -43,6 +43,10 @@ class Quirks:
     latency: seconds that SSH traffic takes, each way.
     disk_mb: size of the container's disk; 0 is no bound.
     ssh: ``host:port`` that the pod shows, for pods without processes.
+    ssh_calls: what comes over SSH is told and can be met by faults, as calls ``SSH WHAT``: ``connect``; commands
+        (``setup``, ``attach``, ``unpack``, ``pack``, ``launch``, any other is ``shell``), the second part of two of
+        them (``wheel``, ``payload``), ``ask find`` and what else an agent is asked, and ``over``, its answer that a job
+        has ended. "After" is when the command's (first) answer is about to go out. Pods need to see this Python.
     """
 
     boot: float = 0.0
@@ -65,6 +69,7 @@ class Quirks:
     latency: float = 0.0
     disk_mb: int = 0
     ssh: str = ""
+    ssh_calls: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Fault:
     who: only calls with the account's key (``account``), with any pod's (``pod``), or with the key of the pod of this
         id or name; empty is anybody.
     body: pattern searched for in the request's body.
+    since: pattern; only calls count that come after one whose ``METHOD /v2/path?query`` matches it.
     nth, times: the calls that meet it: from the nth that matches (1 is the first) so many; ``times=0`` is all.
     when: before or after the effect; for status, drop, delay and hold.
     status, detail, retry_after: an error instead of the real answer.
@@ -88,6 +94,7 @@ class Fault:
     match: str = "."
     who: str = ""
     body: str = ""
+    since: str = ""
     nth: int = 1
     times: int = 1
     when: When = "before"
@@ -136,17 +143,20 @@ class Faults:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._faults: dict[int, tuple[Fault, int]] = {}
+        self._waiting: set[int] = set()
         self._next = 1
         self._held: list[Held] = []
 
     def add(self, fault: dict[str, Any]) -> int:
         """Put a fault in force: its number."""
         made = Fault(**fault)
-        re.compile(made.match), re.compile(made.body)
+        re.compile(made.match), re.compile(made.body), re.compile(made.since)
         Quirks(**made.pod)
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._faults[number] = (made, 0)
+            if made.since:
+                self._waiting.add(number)
         return number
 
     def clear(self, number: int | None = None) -> None:
@@ -168,6 +178,10 @@ class Faults:
         body = request.raw.decode(errors="replace")
         with self._lock:
             for number, (fault, matched) in self._faults.items():
+                if number in self._waiting:
+                    if re.search(fault.since, request.target):
+                        self._waiting.discard(number)
+                    continue
                 named = not fault.who or fault.who in names
                 if named and re.search(fault.match, request.target) and re.search(fault.body, body):
                     self._faults[number] = (fault, matched + 1)

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .gate import Gate
 from .inside import Inside
 from .network import Block, Wire, find, run
 from .pods import Pod
@@ -66,6 +67,7 @@ class Machines:
         self.exited: Callable[[Pod, int], None] = lambda pod, status: None
         self.pods: Callable[[], list[Pod]] = list
         self.api_port = 0
+        self.gate: Gate | None = None
         self.inside = Inside(self)
         self._running: dict[str, Running] = {}
         self._wires: dict[str, Wire] = {}
@@ -85,10 +87,13 @@ class Machines:
         place = self._places.setdefault(pod.id, free[0] if free else 0)
         wire = self._wires.setdefault(pod.id, self.block.pod(place))
         pod.inner_port = random.randint(10000, 59999)
-        if not pod.quirks.latency:
+        gate = self.gate if pod.quirks.ssh_calls else None
+        if not pod.quirks.latency and gate is None:
             return wire.address, pod.inner_port
         self._close_relay(pod)
-        relay = Relay(self.block.address, (wire.address, pod.inner_port), delay=pod.quirks.latency)
+        let_in: Callable[[], bool] = (lambda: gate.connect(pod)) if gate else (lambda: True)
+        target = (wire.address, pod.inner_port)
+        relay = Relay(self.block.address, target, delay=pod.quirks.latency, let_in=let_in)
         self._relays[pod.id] = relay
         return self.block.address, relay.port
 
@@ -216,6 +221,8 @@ class Machines:
             os.mknod(upper / "etc/ssh" / key.name, stat.S_IFCHR | 0o600, os.makedev(0, 0))
         if pod.quirks.wrong_host_key:
             (upper / ".imposter").touch(mode=0o600)
+        if pod.quirks.ssh_calls and self.gate:
+            self.gate.install(pod, upper)
 
     def _wipe(self, pod: Pod) -> None:
         folder = self.disks / pod.id

@@ -6,13 +6,25 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 
 class Relay:
-    """Listens on ``host:port`` and passes everything on to ``target``; each piece arrives ``delay`` seconds late."""
+    """Listens on ``host:port`` and passes everything on to ``target``; each piece arrives ``delay`` seconds late.
 
-    def __init__(self, host: str, target: tuple[str, int], *, port: int = 0, delay: float = 0.0) -> None:
-        self.target, self.delay = target, delay
+    ``let_in`` is asked for each connection first.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        target: tuple[str, int],
+        *,
+        port: int = 0,
+        delay: float = 0.0,
+        let_in: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.target, self.delay, self.let_in = target, delay, let_in
         self._listener = socket.create_server((host, port), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
@@ -36,6 +48,8 @@ class Relay:
             threading.Thread(target=self._connect, args=(near,), daemon=True).start()
 
     def _connect(self, near: socket.socket) -> None:
+        if not self.let_in():
+            return near.close()
         try:
             far = socket.create_connection(self.target, 5)
         except OSError:

@@ -15,6 +15,7 @@ from stepctl.runs.pods import PodFile
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.end import end_all, end_pod, end_unrecorded
 from stepctl.targets.runpod.errors import PodAlive
+from stepctl.targets.runpod.keys import prepare_keys
 from stepctl.targets.runpod.records import CreatePod
 from stepctl.targets.runpod.wants import body_of
 
@@ -204,6 +205,18 @@ def test_end_all_tries_every_pod_before_it_gives_up(desk: Desk) -> None:
     assert [pod["pod"] for pod in caught.value.details["pods"]] == [made.pod]  # type: ignore[attr-defined]
     assert [pod["id"] for pod in desk.sandbox.pods()] == [made.pod]
     assert sorted(desk.states()) == ["ending", "gone"]
+
+
+def test_a_client_that_dies_before_its_look_at_the_list_leaves_that_to_the_next(desk: Desk) -> None:
+    prepare_keys(desk.api, desk.file)
+    desk.sandbox.fault(Fault("^POST /v2/pods$", pod={"twin": True}))
+    end_pod(desk.api, desk.file, desk.make(), desk.pace, "client", "done")
+    assert (desk.states(), len(desk.sandbox.pods())) == (["gone"], 1)
+    desk.end()
+    assert (desk.states(), desk.sandbox.pods()) == (["gone", "gone"], [])
+    calls = len(desk.sandbox.calls())
+    desk.end()
+    assert len(desk.sandbox.calls()) == calls
 
 
 def test_without_a_list_an_unresolved_create_may_be_alive(desk: Desk) -> None:

@@ -205,7 +205,8 @@ def end_all(
         OSError: the record cannot be written; all were tried.
     """
     record = file.load()
-    if not record.open:
+    if not record.open and not file.client_key.exists():
+        # The keys are forgotten last: with them there, an earlier end may have been cut short of its look at the list.
         forget_keys(api, file)
         return record
 

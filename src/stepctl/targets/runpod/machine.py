@@ -58,7 +58,7 @@ class PodMachine:
         self._file = PodFile(job.path)
         self._pace = Pace(float(options["poll_seconds"]), sleep=self._sleep)
         self._presence = Presence(lambda: self._api, self._file, self._pace)
-        self._getting = False
+        self._getting, self._has_job = False, record.job is not None
         self._abandoned = ""
         self._next_look = 0.0
         self._capture: Capture | None = None
@@ -168,6 +168,7 @@ class PodMachine:
 
     def start(self, spec: JobSpec) -> ProcessId:
         process = self._ssh.start(spec)
+        self._has_job = True
         self._change(state="working", working_at=iso(utc_now()))
         return process
 
@@ -220,6 +221,10 @@ class PodMachine:
         self._presence.first()
         return not self._gone and self._ssh.alive()
 
+    @property
+    def lost(self) -> bool:
+        return self._ssh.lost
+
     def death(self) -> str:
         return self._gone or self._ssh.death()
 
@@ -270,7 +275,8 @@ class PodMachine:
                 kept.keep(self._login, self._file, attempt, float(keep_sec), self._tell)
                 return
         self._take_leave()
-        end_all(self._api, self._file, self._pace, "client", "its work is done", already=self._already())
+        why = "its work is done" if self._has_job else "its job never started"
+        end_all(self._api, self._file, self._pace, "client", why, already=self._already())
 
     def _take_leave(self) -> None:
         """What is worth doing before the end, as far as the pod still answers."""
@@ -287,7 +293,7 @@ class PodMachine:
     def _already(self) -> str:
         """Who ended a pod that is gone before we asked: its own watchdog, where one of its rules can have done it."""
         job, options = self._job, self._options
-        if self._record.job is None or job.reason.exists() or job.exit_code.exists() or self._ssh.death():
+        if not self._has_job or job.reason.exists() or job.exit_code.exists() or self._ssh.death():
             return "pod"
         attempt = self._attempt()
         heard = moment(attempt.working_at) if attempt is not None else None

@@ -393,7 +393,9 @@ ask() {
   trouble=${STATUS:-no answer ($TROUBLE)}
   [ "$ASKED" = "$trouble" ] || say "the provider does not tell this pod's age: $trouble"
   ASKED=$trouble ASK_AT=$((C + GAP)) GAP=$((GAP * 2))
-  [ "$GAP" -le 60 ] || GAP=60
+  # Asking again does not help where it is not allowed, and the account's requests are counted.
+  case $STATUS in 403) most=600 ;; *) most=60 ;; esac
+  [ "$GAP" -le "$most" ] || GAP=$most
 }
 
 # Lets start.sh open the door: the provider has heard this pod's key, so that the pod can be ended from here.

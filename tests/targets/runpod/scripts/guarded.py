@@ -184,13 +184,13 @@ class GuardedPod:
         self.api.elapsed = seconds
 
     def at(self, seconds: float) -> GuardedPod:
-        """Move the clock, and wait until the watchdog has looked three times, or ends the pod."""
+        """Move the clock, and wait until the watchdog has looked, or ends the pod."""
         self.set_clock(seconds)
         return self.looks()
 
-    def looks(self, times: int = 3) -> GuardedPod:
+    def looks(self, times: int = 2) -> GuardedPod:
+        """Two looks that agree are what it takes; the one that is under way may have begun before the change."""
         before = self.state("LOOKS")
-        # The look that is under way may have begun before the change.
         until(lambda: self.state("LOOKS") > before + times or self.ending, "a look")
         return self
 

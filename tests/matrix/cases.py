@@ -1,0 +1,63 @@
+"""Which cases there are, and which of them every run of the tests makes.
+
+``STEPCTL_MATRIX=all`` makes all of them (``make matrix``); else each point is met once, from one side, and followed by
+one command, which all change from point to point.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.doubles.runpod.faults import When
+from tests.matrix.follow import FOLLOWS
+from tests.matrix.points import CREATE, Point
+
+ALL = os.environ.get("STEPCTL_MATRIX") == "all"
+
+SIDES: dict[str, tuple[When, bool]] = {"lost": ("before", True), "late": ("before", False), "after": ("after", False)}
+"""A call that never comes; one that comes when the client is dead; one whose answer comes then."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One death, and what follows."""
+
+    point: Point
+    side: str
+    then: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.point.name}-{self.side}-{self.then}"
+
+    @property
+    def when(self) -> When:
+        return SIDES[self.side][0]
+
+    @property
+    def lost(self) -> bool:
+        return SIDES[self.side][1]
+
+    @property
+    def unresolved(self) -> bool:
+        """Whether nobody will ever know that nothing was made."""
+        return self.point.match == CREATE and self.side == "lost"
+
+
+def whole(points: Sequence[Point]) -> Iterator[Case]:
+    """Each point after its effect, and before it in turns lost and late, with everything that can follow."""
+    for at, point in enumerate(points):
+        for number, then in enumerate(FOLLOWS):
+            yield Case(point, ("lost", "late")[(at + number) % 2], then)
+            yield Case(point, "after", then)
+
+
+def chosen(points: Sequence[Point]) -> list[Case]:
+    """All cases, or one for each point."""
+    cases = list(whole(points))
+    if ALL:
+        return cases
+    each = 2 * len(FOLLOWS)
+    return [cases[each * at + 3 * at % each] for at in range(len(points))]
