@@ -28,7 +28,8 @@ from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import moment
 
 KEPT = f"{DIRECTORY}/kept"
-"""Seconds that the pod may stay without a job; while it is there, nothing else but the pod's life ends the pod."""
+"""Seconds that the pod may stay without a job, and what makes it new; while it is there, nothing else but the pod's
+life ends the pod."""
 
 CLAIMED = f"{DIRECTORY}/claimed"
 """Written when a call takes the pod: boot grace and lease count from here."""
@@ -59,9 +60,8 @@ def keep(login: Login, file: PodFile, attempt: Attempt, seconds: float, tell: Te
     Raises:
         StepctlError: the pod cannot be told.
     """
-    limit_it = f"echo {int(seconds)} > {KEPT}.new && mv {KEPT}.new {KEPT}"
-    said = login.run(f"{limit_it} && rm -f {MARK} {CLAIMED} && echo kept")
-    if "kept" not in said:
+    limit_it = f'echo "{int(seconds)} $(date +%s%N)" > {KEPT}.new && mv {KEPT}.new {KEPT}'
+    if not login.does(f"rm -f {MARK} {CLAIMED} && {limit_it}"):
         raise StepctlError("the pod does not take a time limit", code="not_kept")
     now = utc_now()
     until = now + timedelta(seconds=seconds)
@@ -180,7 +180,7 @@ def _tell_run(other: PodFile) -> None:
 def _tell_pod(file: PodFile, api: Api, tell: Teller) -> None:
     login = Login(api, file, tell)
     try:
-        if "taken" not in login.run(f"date > {CLAIMED} && rm -f {KEPT} && echo taken"):
+        if not login.does(f"date +%s%N > {CLAIMED}.new && mv {CLAIMED}.new {CLAIMED} && rm -f {KEPT}"):
             raise StepctlError("the pod does not say that it is taken", code="not_taken")
     finally:
         login.close()

@@ -18,6 +18,7 @@ from stepctl.targets.ssh.errors import BadSetup, LinkLost, LoginRefused, Unreach
 from stepctl.targets.ssh.route import Endpoint
 
 USER = "root"
+_DONE = "stepctl-done"
 
 
 @dataclass
@@ -93,6 +94,14 @@ class Login:
                 said += data
         stream.close()
         return said.decode(errors="replace")
+
+    def does(self, script: str) -> bool:
+        """Run a short shell script on the pod; whether all of it succeeded.
+
+        Raises:
+            SshError: it cannot be reached.
+        """
+        return _DONE in self.run(f"{script} && echo {_DONE}").splitlines()
 
     def close(self) -> None:
         """Drop the connection."""

@@ -177,12 +177,12 @@ save_state() {
   { printf '%s\n' "C=$C" "SOURCE=$SOURCE" "CLOCK=$CLOCK" "OFFSET=$OFFSET" "LOOKS=$LOOKS" "MAX=$MAX" \
     "MAX_REASON=$MAX_REASON" "LEASE_AT=$LEASE_AT" "LEASE_SEEN=$LEASE_SEEN" "JOB=$JOB" "PROCESS=$PROCESS" \
     "JOB_START=$JOB_START" "EVENTS=$EVENTS" "EVENTS_AT=$EVENTS_AT" "ENDED_AT=$ENDED_AT" "STOP_AT=$STOP_AT" \
-    "STOP_WHY=$STOP_WHY" end >"$DIR/state.new" && mv -f "$DIR/state.new" "$DIR/state"; } 2>/dev/null
+    "STOP_WHY=$STOP_WHY" "KEPT=$KEPT" "KEPT_AT=$KEPT_AT" "CLAIMED=$CLAIMED" "CLAIMED_AT=$CLAIMED_AT" end >"$DIR/state.new" && mv -f "$DIR/state.new" "$DIR/state"; } 2>/dev/null
 }
 
 load_state() {
   C=0 CLOCK='' OFFSET='' LOOKS=0 LEASE_AT=0 LEASE_SEEN='' JOB='' PROCESS='' JOB_START='' EVENTS='' EVENTS_AT=0
-  ENDED_AT='' STOP_AT='' STOP_WHY='' SOURCE=uptime STARTS=1 was=''
+  ENDED_AT='' STOP_AT='' STOP_WHY='' KEPT='' KEPT_AT='' CLAIMED='' CLAIMED_AT='' SOURCE=uptime STARTS=1 was=''
   clock || SOURCE=wall
   { read -r STARTS <"$DIR/starts"; } 2>/dev/null
   number "$STARTS" && STARTS=$N || STARTS=1
@@ -194,11 +194,11 @@ load_state() {
   while IFS= read -r line; do
     name=${line%%=*} value=${line#*=}
     case $name in
-      C | LOOKS | LEASE_AT | EVENTS_AT | CLOCK | OFFSET | JOB_START | ENDED_AT | STOP_AT)
+      C | LOOKS | LEASE_AT | EVENTS_AT | CLOCK | OFFSET | JOB_START | ENDED_AT | STOP_AT | KEPT_AT | CLAIMED_AT)
         case $value in '' | *[!0-9]*) ;; *) eval "$name=\$value" ;; esac ;;
       MAX) number "$value" && [ "$N" -lt "$MAX" ] && MAX=$N ;;
       MAX_REASON | STOP_WHY) case $value in deadline | cost | stall) eval "$name=\$value" ;; esac ;;
-      LEASE_SEEN | PROCESS | EVENTS) eval "$name=\$value" ;;
+      LEASE_SEEN | PROCESS | EVENTS | KEPT | CLAIMED) eval "$name=\$value" ;;
       JOB) case $value in /*) JOB=$value ;; esac ;;
       SOURCE) was=$value ;;
     esac
@@ -515,6 +515,32 @@ read_lease() {
   LEASE_SEEN=$lease LEASE_AT=$C
 }
 
+# A client that leaves the pod for the next call says for how long (`kept`: seconds, then anything that makes it new);
+# the next call takes that away, and says so (`claimed`: any new content). Either way there is no job until a new mark.
+read_handover() {
+  kept='' claimed=''
+  { IFS= read -r kept <"$DIR/kept"; } 2>/dev/null
+  number "${kept%% *}" || kept=
+  if [ -z "$kept" ]; then
+    KEPT=
+  elif [ "$kept" != "$KEPT" ] || [ -z "$KEPT_AT" ]; then
+    KEPT=$kept KEPT_AT=$C
+    forget_job
+    say "is kept for the next call, for $N s"
+  fi
+  { IFS= read -r claimed <"$DIR/claimed"; } 2>/dev/null
+  [ -n "$claimed" ] && [ "$claimed" != "$CLAIMED" ] || return
+  CLAIMED=$claimed CLAIMED_AT=$C LEASE_AT=$C
+  forget_job
+  say 'was kept, and is taken by a call'
+}
+
+forget_job() {
+  JOB='' PROCESS='' JOB_START='' EVENTS='' EVENTS_AT=$C ENDED='' ENDED_AT='' STOP_AT='' STOP_WHY='' FLAGS=''
+  # What a probe that still hangs finds is of the job before.
+  PROBED=$((PROBED + 1))
+}
+
 # Limits may only be tightened. A line counts once its end is there.
 read_limits() {
   [ -r "$DIR/limits" ] || return
@@ -535,24 +561,37 @@ judge() {
   want '' '' ''
   if [ "$AGE" -ge "$MAX" ]; then
     want end "$MAX_REASON" "this pod is $AGE s old, and may be $MAX s"
+  elif [ -n "$KEPT" ]; then
+    number "${KEPT%% *}" || N=0
+    [ $((C - KEPT_AT)) -lt "$N" ] || want end kept "no call took it in $((C - KEPT_AT)) s"
   elif [ -z "$JOB" ]; then
     judge_start
   elif [ -n "$ENDED" ]; then
     case $FLAGS in
       *taken*) want end taken 'the client has everything' ;;
       *exit*committed*) want end "done" 'the checkpoint is in the bucket' ;;
-      *) [ $((C - ENDED_AT)) -lt "$GRACE" ] || want end "$ENDED" "the job ended $((C - ENDED_AT)) s ago" ;;
+      *) judge_wait ;;
     esac
   else
     judge_running
   fi
 }
 
+# A client that is heard may be fetching: the grace counts from its last sign.
+judge_wait() {
+  since=$ENDED_AT
+  [ "$since" -ge "$LEASE_AT" ] || since=$LEASE_AT
+  [ $((C - since)) -lt "$GRACE" ] \
+    || want end "$ENDED" "the job ended $((C - ENDED_AT)) s ago, and no client was heard for $((C - since)) s"
+}
+
 judge_start() {
+  begun=$((C - AGE))
+  [ -z "$CLAIMED_AT" ] || begun=$CLAIMED_AT
   if [ -s "$DIR/broken" ]; then
     slurp "$DIR/broken"
     want end boot "$TEXT"
-  elif [ "$AGE" -ge "$BOOT_GRACE" ]; then
+  elif [ $((C - begun)) -ge "$BOOT_GRACE" ]; then
     want end boot "this pod is $AGE s old, and no job has started in $BOOT_GRACE s"
   elif [ $((C - LEASE_AT)) -ge "$LEASE" ]; then
     want end lease "no client was heard for $((C - LEASE_AT)) s, and no job has started"
@@ -685,8 +724,11 @@ while :; do
   read_limits
   ask
   read_lease
-  look_at_job
-  follow_job
+  read_handover
+  [ -n "$KEPT" ] || {
+    look_at_job
+    follow_job
+  }
   judge
   act
   LOOKS=$((LOOKS + 1))

@@ -100,6 +100,32 @@ def test_a_job_that_ended_waits_to_be_fetched(pod: GuardedPod) -> None:
     pod.looks().at(1599).holds().at(1600).ends("done").terminated()
 
 
+def test_a_client_that_is_heard_is_waited_for(pod: GuardedPod) -> None:
+    """It may be fetching, for longer than the grace; the pod's life ends it all the same."""
+    pod.env["STEPCTL_MAX_SECONDS"] = "3040"
+    pod.start()
+    job = pod.train()
+    pod.at(1000)
+    job.ends()
+    pod.looks()
+    for seconds in (1500, 2000, 2300):
+        pod.put("lease", f"{seconds}\n")
+        pod.looks().at(seconds).holds()
+    pod.put("lease", "last\n")
+    pod.looks().at(2899).holds().at(2900).ends("done").terminated()
+
+
+def test_a_client_that_is_heard_holds_off_no_deadline(pod: GuardedPod) -> None:
+    pod.env["STEPCTL_MAX_SECONDS"] = "1640"
+    pod.start()
+    job = pod.train()
+    pod.at(1000)
+    job.ends()
+    pod.looks().at(1500)
+    pod.put("lease", "one\n")
+    pod.looks().at(1599).holds().at(1600).ends("deadline")
+
+
 def test_what_was_taken_needs_no_waiting(pod: GuardedPod) -> None:
     pod.start()
     job = pod.train()
