@@ -76,7 +76,9 @@ def test_a_bucket_that_refuses_has_everything_here_first(away: Away) -> None:
     bucket.rename(away.path / "aside")
     bucket.write_text("in the way")
     code, answer = attach(away)
-    assert (code, answer["state"], answer["global_step"], answer["rows_done"]) == (9, "commit_pending", 4, 16)
+    assert (code, answer["error"]["code"]) == (9, "commit_pending")
+    report = json.loads((away.runs()[-1] / "run.json").read_text())["report"]
+    assert (report["state"], report["global_step"], report["rows_done"]) == ("commit_pending", 4, 16)
     assert away.jobs() == []  # the machine is let go: the work is here
     bucket.unlink()
     (away.path / "aside").rename(bucket)
