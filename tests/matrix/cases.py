@@ -47,11 +47,11 @@ class Case:
 
 
 def whole(points: Sequence[Point]) -> Iterator[Case]:
-    """Each point after its effect, and before it in turns lost and late, with everything that can follow."""
+    """Each point with everything that can follow, from both sides in turns; before it is in turns lost and late."""
     for at, point in enumerate(points):
         for number, then in enumerate(FOLLOWS):
-            yield Case(point, ("lost", "late")[(at + number) % 2], then)
-            yield Case(point, "after", then)
+            before = ("lost", "late")[(at + number) // 2 % 2]
+            yield Case(point, before if (at + number) % 2 else "after", then)
 
 
 def chosen(points: Sequence[Point]) -> list[Case]:
@@ -59,5 +59,5 @@ def chosen(points: Sequence[Point]) -> list[Case]:
     cases = list(whole(points))
     if ALL:
         return cases
-    each = 2 * len(FOLLOWS)
-    return [cases[each * at + 3 * at % each] for at in range(len(points))]
+    each = len(FOLLOWS)
+    return [cases[each * at + at * 3 % each] for at in range(len(points))]

@@ -37,6 +37,7 @@ def ssh(what: str) -> str:
 RUN = (
     Point("pods-elsewhere", PODS),
     Point("catalog-plan", CATALOG),
+    Point("pods-strays", PODS, nth=2),
     Point("add-secret", r"^POST /v2/account/secrets$"),
     Point("catalog", CATALOG, nth=2),
     Point("create", CREATE),

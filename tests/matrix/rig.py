@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.doubles.project import ROOT, Project, rows
+from tests.doubles import rented
+from tests.doubles.project import rows
+from tests.doubles.rented import Cloud, Stage
 from tests.doubles.runpod import Fault, Sandbox
 from tests.doubles.runpod.faults import When
 from tests.doubles.trained import Chain
@@ -24,45 +25,18 @@ from tests.matrix.points import Point
 SENTINEL = "zqj-sentinel-row"
 """In every example: where it is seen, an example is."""
 
-FEW, MORE, FIRST = 3, 6, 4
-TARGET = "sandbox"
-
-# The job's faults are files of a folder that pods see; the trainer looks for them beside its runs.
-WRAPPER = """#!/bin/sh
-case "$*" in
-"-m stepctl.trainer "*)
-  for job in "$@"; do :; done
-  for name in faults.json go; do ln -sfn "{shared}/$name" "${{job%/runs/*}}/$name"; done
-  exec "{python}" {trainer} "$@" ;;
-*) exec "{python}" "$@" ;;
-esac
-"""
+FIRST, MORE, FEW = 4, 6, 3
+"""Rows of the keys k0 (trained already), b (whose client is killed) and c."""
 
 
-class Rented(Project):
-    """A project whose target is the sandbox. ``hidden``: what must be nowhere."""
+class Rented(rented.Rented):
+    """A project that rents. ``hidden``: what must be nowhere."""
 
-    def __init__(self, folder: Path, rig: Rig, toml: str = "") -> None:
-        super().__init__(folder, model=rig.model, toml=toml)
-        self.rig = rig
-        self.hidden = [SENTINEL, rig.sandbox.key, "PRIVATE KEY"]
-        self.env |= rig.sandbox.env()
-        del self.env["STEPCTL_SANDBOX_CONTROL"]
-        self.target(poll_seconds=0.05, watchdog_seconds=1, venv=rig.venv)
+    def __init__(self, folder: Path, cloud: Cloud, *, model: Path, toml: str = "") -> None:
+        super().__init__(folder, cloud, model=model, toml=toml)
+        self.hidden = [SENTINEL, self.sandbox.key, "PRIVATE KEY"]
         self.trace("b.jsonl", told(rows(MORE, 100)))
         self.trace("c.jsonl", told(rows(FEW, 200)))
-
-    def target(self, **settings: object) -> None:
-        """Change settings of the target."""
-        for name, value in settings.items():
-            self.env[f"STEPCTL_TARGETS__{TARGET.upper()}__{name.upper()}"] = str(value)
-
-    def faults(self, **faults: Any) -> None:
-        (self.rig.shared / "go").unlink(missing_ok=True)
-        (self.rig.shared / "faults.json").write_text(json.dumps(faults))
-
-    def go(self) -> None:
-        (self.rig.shared / "go").touch()
 
     def begin(self, *args: object) -> subprocess.Popen[str]:
         """Call the command line and do not wait; what it says is in ``out`` and ``err``."""
@@ -89,20 +63,12 @@ def told(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class Rig:
     """What all cases of one worker share."""
 
-    def __init__(self, folder: Path, *, real: Path | None = None) -> None:
-        """``real``: the folder of a model that the real trainer trains; else the stand-in does."""
-        self.folder = folder
-        self.shared, self.venv = folder / "shared", folder / "venv"
-        self.shared.mkdir()
-        (self.venv / "bin").mkdir(parents=True)
-        python = self.venv / "bin/python"
-        trainer = "" if real else f'"{ROOT}/tests/doubles/standin.py"'
-        python.write_text(WRAPPER.format(shared=self.shared, python=sys.executable, trainer=trainer))
-        python.chmod(0o755)
-        self.chain = None if real else Chain(made(folder / "chain"))
-        self.model = real or self.chain.project.model
-        show = (self.venv, self.shared, ROOT / "tests", ROOT / "src")
-        self.sandbox = Sandbox(folder / "sandbox", pods="netns", show=show, python=True)
+    def __init__(self, folder: Path) -> None:
+        self.chain = Chain(made(folder / "chain"))
+        self.model = self.chain.project.model
+        stage = Stage(folder / "stage")
+        sandbox = Sandbox(folder / "sandbox", pods="netns", show=stage.shown, python=True)
+        self.cloud, self.sandbox = Cloud(sandbox, stage), sandbox
 
     @contextmanager
     def running(self) -> Iterator[Rig]:
@@ -111,19 +77,21 @@ class Rig:
 
     def anew(self) -> None:
         """The sandbox without any past."""
-        self.sandbox.reset()
-        self.sandbox.quirks(ssh_calls=True)
-        self.sandbox.settings(minute=10_000)
-        for name in ("go", "faults.json"):
-            (self.shared / name).unlink(missing_ok=True)
+        quicken(self.cloud)
 
     def project(self, folder: Path) -> Rented:
         """A new project with one step in its lineage, on a sandbox without any past."""
         self.anew()
-        project = Rented(folder, self)
-        if self.chain is not None:
-            self.chain.into(project, 1)
+        project = Rented(folder, self.cloud, model=self.model)
+        self.chain.into(project, 1)
         return project
+
+
+def quicken(cloud: Cloud) -> None:
+    """Begin without any past; what comes over SSH is told, and the account's rate limit is out of reach."""
+    cloud.reset()
+    cloud.sandbox.quirks(ssh_calls=True)
+    cloud.sandbox.settings(minute=10_000)
 
 
 def made(folder: Path) -> Path:
@@ -165,8 +133,8 @@ def kill_at(
     Raises:
         AssertionError: it ended without coming there.
     """
-    sandbox = project.rig.sandbox
-    sandbox.fault(*more, point.fault(when))
+    sandbox = project.sandbox
+    sandbox.fault(point.fault(when), *more)
     client = project.begin(*args)
     try:
         held = sandbox.wait_held(unless=lambda: client.poll() is not None)
@@ -184,8 +152,8 @@ def kill_at(
 
 def leaks(project: Rented) -> list[str]:
     """Where pods and their logs have what they must not have. Their own host's key is theirs."""
-    places = [place for text in project.hidden for place in project.rig.sandbox.search(text)]
-    return [place for place in places if not place.endswith((":/var/lib/stepctl/host_key", "_key"))]
+    places = [place for text in project.hidden for place in project.sandbox.search(text)]
+    return [place for place in places if not place.endswith(":/var/lib/stepctl/host_key")]
 
 
 def _words(project: Rented) -> str:

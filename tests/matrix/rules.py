@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from tests.doubles.runpod import Sandbox
-from tests.matrix.rig import TARGET, Killed, Rented, Said, call, leaks
+from tests.matrix.rig import Killed, Rented, Said, call, leaks
 
 from stepctl.runs.pods import Attempt, PodFile
 
@@ -44,7 +44,7 @@ def check(
         others: projects that had pods too.
         unresolved: a create without an answer may be open for ever, which exit code 8 tells.
     """
-    sandbox = project.rig.sandbox
+    sandbox = project.sandbox
     story = sandbox.told() + "\n" + "\n".join(f"$ {' '.join(each.args)}: {each.code}\n{each.err}" for each in said)
     story += f"\nkilled {killed.when} {killed.point}\n" + killed.told
     try:
@@ -88,7 +88,7 @@ def _pods(sandbox: Sandbox, twins: int) -> None:
 
 def _records(projects: list[Rented], moved: bool, unresolved: bool) -> None:
     """pod.json tells of every pod that ever was, once, and tells the truth; the reports agree."""
-    sandbox = projects[0].rig.sandbox
+    sandbox = projects[0].sandbox
     names = {entry.name for entry in sandbox.events() if entry.event == "created"}
     gone = {pod["id"]: pod for pod in sandbox.gone()}
     times = {(entry.event, entry.pod): entry.at for entry in sandbox.events()}
@@ -144,7 +144,7 @@ def _report(run: Path, pods: list[dict[str, Any]], spent: float) -> None:
 
 def _secrets(project: Rented, killed: Killed) -> None:
     """No example and no key is anywhere; the account has no secret of ours."""
-    sandbox = project.rig.sandbox
+    sandbox = project.sandbox
     assert sandbox.secrets() == {}, f"secrets are left: {list(sandbox.secrets())}"
     found = killed.leaks + leaks(project)
     assert not found, f"examples or keys are in {found}"
@@ -172,5 +172,5 @@ def _trained(project: Rented, keys: dict[str, int]) -> None:
 
 def _account(project: Rented) -> None:
     """Nothing is rented, and nothing would be reaped."""
-    found = call(project, "pod", "ls", "--target", TARGET)
+    found = call(project, "pod", "ls")
     assert found.code == 0 and found.report["pods"] == [], (found.code, found.out, found.err)

@@ -10,7 +10,7 @@ from tests.cli.hub_machines import trained
 from tests.doubles.hub import Hub
 from tests.doubles.project import until
 from tests.matrix.cases import ALL, Case
-from tests.matrix.follow import AGAIN, FOLLOWS
+from tests.matrix.follow import AGAIN, FOLLOWS, codes_of
 from tests.matrix.points import RUN
 from tests.matrix.rig import FEW, MORE, Rented, Rig, Said, call, kill_at, remove
 from tests.matrix.rules import check
@@ -29,12 +29,10 @@ class Machine(Rented):
     """A machine with nothing but its settings; the bucket is on the Hub, which pods reach under the same address."""
 
     def __init__(self, folder: Path, rig: Rig, hub: Hub, name: str) -> None:
-        folder.mkdir(parents=True)
         url = rig.sandbox.expose(hub.url)
         self.hub, self.url = hub, f"hf://buckets/u/{name}/pre"
-        super().__init__(folder, rig, f'bucket = "{self.url}"')
-        toml = folder / "stepctl.toml"
-        toml.write_text(toml.read_text() + f'[targets.sandbox.env]\nHF_ENDPOINT = "{url}"\nHF_HUB_OFFLINE = "0"\n')
+        super().__init__(folder, rig.cloud, model=rig.model, toml=f'bucket = "{self.url}"')
+        self.set(env={"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0"})
         self.env |= hub.env(folder / "home/hf") | {"HF_ENDPOINT": url, "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms"}
         self.hidden.append(Hub.write)
 
@@ -61,12 +59,12 @@ def machines(rig: Rig, plain_hub: Hub, tmp_path: Path) -> Iterator[list[Machine]
 def test_killed(machines: list[Machine], case: Case) -> None:
     one, two = machines
     if case.then == "elsewhere":
-        one.target(**GUARDS)
+        one.set(**GUARDS)
     killed = kill_at(one, case.point, case.when, *AGAIN, lost=case.lost)
     said = _elsewhere(one, two) if case.then == "elsewhere" else FOLLOWS[case.then](one)
-    until(lambda: not one.rig.sandbox.pods(), 60)
+    until(lambda: not one.sandbox.pods(), 60)
     keys: Mapping[str, int] = {"b": MORE} | ({"c": FEW} if case.then == "other" else {})
-    check(one, killed, said, keys=dict(keys), unresolved=case.unresolved, others=[two])
+    check(one, killed, said, keys=dict(keys), codes=codes_of(case.then), unresolved=case.unresolved, others=[two])
 
 
 def _elsewhere(one: Machine, two: Machine) -> list[Said]:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from tests.matrix.cases import Case, chosen
-from tests.matrix.follow import AGAIN, FOLLOWS, ROWS, rows_of
+from tests.matrix.follow import AGAIN, FOLLOWS, ROWS, codes_of, rows_of
 from tests.matrix.points import POD, REPEATED, RUN, Point
 from tests.matrix.rig import Killed, Rented, call, kill_at
 from tests.matrix.rules import check
@@ -19,13 +19,13 @@ def test_killed(project: Rented, case: Case) -> None:
     killed = kill_at(project, case.point, case.when, *AGAIN, lost=case.lost)
     said = FOLLOWS[case.then](project)
     keys, moved = rows_of(case.then), case.then == "reap"
-    check(project, killed, said, keys=keys, moved=moved, unresolved=case.unresolved)
+    check(project, killed, said, keys=keys, codes=codes_of(case.then), moved=moved, unresolved=case.unresolved)
 
 
 def test_every_call_is_a_point(project: Rented) -> None:
     """A call that this list does not have would never be held."""
     said = [call(project, *AGAIN, apart=True)]
-    calls = [entry.target for entry in project.rig.sandbox.calls(who="account")]
+    calls = [entry.target for entry in project.sandbox.calls(who="account")]
     for point in RUN:
         matching = [target for target in _since(calls, point.since) if re.search(point.match, target)]
         assert len(matching) >= point.nth, f"the run does not come to {point}:\n" + "\n".join(calls)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.matrix.cases import Case
-from tests.matrix.follow import AGAIN, FOLLOWS
-from tests.matrix.rig import FEW, TARGET, Rented, Said, call, kill_at
+from tests.matrix.follow import AGAIN, FOLLOWS, codes_of
+from tests.matrix.rig import FEW, Rented, Said, call, kill_at
 from tests.matrix.rules import check
 from tests.matrix.worlds import World, worlds
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.pods
     ("world", "case"), worlds(), ids=lambda each: each.name if isinstance(each, World) else each.id
 )
 def test_killed(project: Rented, world: World, case: Case) -> None:
-    project.rig.sandbox.quirks(**world.quirks)
-    project.target(**world.target)
+    project.sandbox.quirks(**world.quirks)
+    project.set(**world.target)
     project.env |= world.env
     world.first(project)
     words = (*AGAIN, *world.words)
@@ -29,7 +29,7 @@ def test_killed(project: Rented, world: World, case: Case) -> None:
         killed,
         said,
         keys={**world.rows, **({"c": FEW} if case.then == "other" else {})},
-        codes=world.codes,
+        codes=(*world.codes, *codes_of(case.then)),
         twins=world.twins,
         moved=world.moved,
         unresolved=world.open or case.unresolved,
@@ -38,6 +38,6 @@ def test_killed(project: Rented, world: World, case: Case) -> None:
 
 def _end_kept(project: Rented) -> list[Said]:
     """What is kept is ended by hand."""
-    found = call(project, "pod", "ls", "--target", TARGET)
+    found = call(project, "pod", "ls")
     kept = [each for each in found.report["pods"] if each["state"] == "kept"]
-    return [found, *(call(project, "pod", "rm", each["pod"], "--target", TARGET) for each in kept)]
+    return [found, *(call(project, "pod", "rm", each["pod"]) for each in kept)]
