@@ -43,7 +43,7 @@ sandbox: install ## rehearse on an emulated Runpod: starts it here, until Ctrl-C
 
 # openssh-server: real sshd, for tests of training over ssh (as the user who runs them) and in emulated pods. nftables and
 # iproute2: the pods' networks. The others are what a pod may have or lack.
-PACKAGES := openssh-server nftables iproute2 busybox dash curl wget rsync
+PACKAGES := openssh-server nftables iproute2 busybox dash curl wget rsync perl openssl
 system: ## install the system packages that tests and the sandbox use (Debian and Ubuntu; sudo unless root)
 	@sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $(PACKAGES)

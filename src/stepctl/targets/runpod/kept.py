@@ -21,17 +21,19 @@ from stepctl.runs.store import RunStore
 from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import change
-from stepctl.targets.runpod.command import MARK, POD_DIR
+from stepctl.targets.runpod.command import DIRECTORY, MARK
 from stepctl.targets.runpod.end import end_pod, spent
 from stepctl.targets.runpod.login import Login
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import moment
 
-LIMITS = f"{POD_DIR}/limits"
-KEPT = f"{POD_DIR}/kept"
+KEEP = f"{DIRECTORY}/keep"
+"""Says that the pod is to be kept: it does not end itself at once when its job has committed."""
+
+KEPT = f"{DIRECTORY}/kept"
 """Seconds that the pod may stay without a job; while it is there, nothing else but the pod's life ends the pod."""
 
-CLAIMED = f"{POD_DIR}/claimed"
+CLAIMED = f"{DIRECTORY}/claimed"
 """Written when a call takes the pod: boot grace and lease count from here."""
 
 LEAST_LEFT_SEC = 60.0

@@ -108,8 +108,9 @@ epoch_of_iso() {
   iso=$1 zone=${1#???????????????????}
   case $zone in .*) zone=${zone#.} zone=${zone#"${zone%%[!0-9]*}"} ;; esac
   iso=${iso%"${iso#???????????????????}"}
-  # shellcheck disable=SC2086,SC2141
+  # shellcheck disable=SC2141
   IFS='-Tt :'
+  # shellcheck disable=SC2086
   set -- $iso
   unset IFS
   epoch "$@" || return 1
@@ -147,7 +148,7 @@ clock() {
     { read -r NOW rest <"$UPTIME"; } 2>/dev/null
     number "${NOW%%.*}" && NOW=$N
   else
-    NOW=$(date +%s) && case $NOW in '' | *[!0-9]*) false ;; esac
+    tool date && NOW=$("$TOOL" +%s) && case $NOW in '' | *[!0-9]*) false ;; esac
   fi
 }
 
@@ -176,44 +177,50 @@ save_state() {
   { printf '%s\n' "C=$C" "SOURCE=$SOURCE" "CLOCK=$CLOCK" "OFFSET=$OFFSET" "LOOKS=$LOOKS" "MAX=$MAX" \
     "MAX_REASON=$MAX_REASON" "LEASE_AT=$LEASE_AT" "LEASE_SEEN=$LEASE_SEEN" "JOB=$JOB" "PROCESS=$PROCESS" \
     "JOB_START=$JOB_START" "EVENTS=$EVENTS" "EVENTS_AT=$EVENTS_AT" "ENDED_AT=$ENDED_AT" "STOP_AT=$STOP_AT" \
-    "STOP_WHY=$STOP_WHY" end >"$DIR/state.new" && mv -f "$DIR/state.new" "$DIR/state"; } 2>/dev/null
+    "STOP_WHY=$STOP_WHY" "KEPT_AT=$KEPT_AT" "CLAIMED_AT=$CLAIMED_AT" end >"$DIR/state.new" && mv -f "$DIR/state.new" "$DIR/state"; } 2>/dev/null
 }
 
 load_state() {
   C=0 CLOCK='' OFFSET='' LOOKS=0 LEASE_AT=0 LEASE_SEEN='' JOB='' PROCESS='' JOB_START='' EVENTS='' EVENTS_AT=0
-  ENDED_AT='' STOP_AT='' STOP_WHY='' SOURCE=uptime STARTS=1 was=''
+  ENDED_AT='' STOP_AT='' STOP_WHY='' KEPT_AT='' CLAIMED_AT='' SOURCE=uptime STARTS=1 was=''
   clock || SOURCE=wall
   { read -r STARTS <"$DIR/starts"; } 2>/dev/null
   number "$STARTS" && STARTS=$N || STARTS=1
   # The first start as start.sh wrote it down counts when the state was lost.
   { read -r CLOCK <"$DIR/first"; } 2>/dev/null
   [ "$SOURCE" = uptime ] && number "$CLOCK" || CLOCK=
-  [ -f "$DIR/state" ] || return
+  slurp "$DIR/state" || return
+  case $TEXT in *end) ;; *) return ;; esac
   while IFS= read -r line; do
     name=${line%%=*} value=${line#*=}
     case $name in
-      C | LOOKS | LEASE_AT | EVENTS_AT | CLOCK | OFFSET | JOB_START | ENDED_AT | STOP_AT)
+      C | LOOKS | LEASE_AT | EVENTS_AT | CLOCK | OFFSET | JOB_START | ENDED_AT | STOP_AT | KEPT_AT | CLAIMED_AT)
         case $value in '' | *[!0-9]*) ;; *) eval "$name=\$value" ;; esac ;;
       MAX) number "$value" && [ "$N" -lt "$MAX" ] && MAX=$N ;;
       MAX_REASON | STOP_WHY) case $value in deadline | cost | stall) eval "$name=\$value" ;; esac ;;
-      LEASE_SEEN | JOB | PROCESS | EVENTS) eval "$name=\$value" ;;
+      LEASE_SEEN | PROCESS | EVENTS) eval "$name=\$value" ;;
+      JOB) case $value in /*) JOB=$value ;; esac ;;
       SOURCE) was=$value ;;
     esac
   done <"$DIR/state"
-  [ "$was" = "$SOURCE" ] || CLOCK=
+  case $was in '' | "$SOURCE") ;; *) CLOCK= ;; esac
 }
 
 # ---------------------------------------------------------------- the provider's API
 
-# Send a signal (arguments of kill) in HARD seconds, unless `alarm`, this process, is told by USR1 that all is well (a
-# signal that nobody traps before the fork: it ends the process whenever it comes).
+# Send a signal (arguments of kill) in HARD seconds, and again each second: bash loses one that comes together with the
+# end of a child. USR1 ends this process, `alarm`, before that; nobody traps USR1 before the fork, so it always does.
 set_alarm() {
   {
     trap 'kill "$sleeper"; exit 0' USR1
     sleep "$HARD" &
     sleeper=$!
     wait "$sleeper"
-    kill "$@"
+    while kill "$@"; do
+      sleep 1 &
+      sleeper=$!
+      wait "$sleeper"
+    done
   } >/dev/null 2>&1 </dev/null 3<&- &
   alarm=$!
 }
@@ -279,13 +286,14 @@ by_wget() {
   return "$held"
 }
 
-# BusyBox's wget: GET and POST alone, the key in its arguments, and it follows redirects (only the first answer counts).
+# BusyBox's wget is the last means: GET and POST alone, the key in its arguments, often no check of certificates, and it
+# follows redirects (only the first answer counts).
 by_small_wget() {
   path=$2
   case $1 in
     GET) set -- ;;
     POST) set -- --header 'Content-Type: application/json' --post-data "$3" ;;
-    *) return 1 ;;
+    *) echo "this wget has no $1" && return 1 ;;
   esac
   limited "$TOOL" -q -S -O - -U "$AGENT" --header "Authorization: Bearer $KEY" "$@" "$API$path" </dev/null
 }
@@ -304,13 +312,13 @@ try() {
   case $1 in
     curl | perl) tool "$1" || return 1; by=by_$1 ;;
     python*) tool "$1" || return 1; by=by_python ;;
-    openssl) tool openssl && [ "$SCHEME" = https ] || return 1; by=by_openssl ;;
+    openssl) [ "$SCHEME" = https ] && tool openssl || return 1; by=by_openssl ;;
     wget | small_wget)
       tool wget || return 1
       case $WGET in
         '') case $(limited "$TOOL" --help 2>&1 </dev/null) in *--method*) WGET=wget ;; *) WGET=small_wget ;; esac ;;
       esac
-      [ "$1" = "$WGET" ] || return 1
+      [ "$1" = "$WGET" ] || { TOOL= && return 1; }
       by=by_$1
       ;;
   esac
@@ -386,7 +394,9 @@ ask() {
   trouble=${STATUS:-no answer ($TROUBLE)}
   [ "$ASKED" = "$trouble" ] || say "the provider does not tell this pod's age: $trouble"
   ASKED=$trouble ASK_AT=$((C + GAP)) GAP=$((GAP * 2))
-  [ "$GAP" -le 60 ] || GAP=60
+  # Asking again does not help where it is not allowed, and the account's requests are counted.
+  case $STATUS in 403) most=600 ;; *) most=60 ;; esac
+  [ "$GAP" -le "$most" ] || GAP=$most
 }
 
 # Lets start.sh open the door: the provider has heard this pod's key, so that the pod can be ended from here.
@@ -505,6 +515,32 @@ read_lease() {
   LEASE_SEEN=$lease LEASE_AT=$C
 }
 
+# A client that lets its pod wait for the next call writes into `kept` how long; the call that takes it makes `claimed`
+# and removes `kept`. The job of before is over then. `keep` says ahead that this is to come -> KEEP, KEPT, KEPT_AT,
+# CLAIMED_AT
+read_kept() {
+  kept='' KEEP=''
+  [ ! -e "$DIR/keep" ] || KEEP=' keep'
+  { read -r kept <"$DIR/kept"; } 2>/dev/null
+  if number "$kept"; then
+    KEPT=$N
+    [ -n "$KEPT_AT" ] || { KEPT_AT=$C && forget_job && say "waits for the next call, for $KEPT s"; }
+  else
+    KEPT='' KEPT_AT=''
+  fi
+  if [ ! -e "$DIR/claimed" ]; then
+    CLAIMED_AT=
+  elif [ -z "$CLAIMED_AT" ]; then
+    CLAIMED_AT=$C LEASE_AT=$C
+    forget_job
+    say 'the next call has taken this pod'
+  fi
+}
+
+forget_job() {
+  JOB='' PROCESS='' EVENTS='' FLAGS='' ENDED='' ENDED_AT='' STOP_AT='' STOP_WHY=''
+}
+
 # Limits may only be tightened. A line counts once its end is there.
 read_limits() {
   [ -r "$DIR/limits" ] || return
@@ -525,12 +561,14 @@ judge() {
   want '' '' ''
   if [ "$AGE" -ge "$MAX" ]; then
     want end "$MAX_REASON" "this pod is $AGE s old, and may be $MAX s"
+  elif [ -n "$KEPT" ]; then
+    [ $((C - KEPT_AT)) -lt "$KEPT" ] || want end kept "no call has taken this pod for $((C - KEPT_AT)) s"
   elif [ -z "$JOB" ]; then
     judge_start
   elif [ -n "$ENDED" ]; then
-    case $FLAGS in
+    case $FLAGS$KEEP in
       *taken*) want end taken 'the client has everything' ;;
-      *exit*committed*) want end "done" 'the checkpoint is in the bucket' ;;
+      *exit*committed) want end "done" 'the checkpoint is in the bucket' ;;
       *) [ $((C - ENDED_AT)) -lt "$GRACE" ] || want end "$ENDED" "the job ended $((C - ENDED_AT)) s ago" ;;
     esac
   else
@@ -539,10 +577,12 @@ judge() {
 }
 
 judge_start() {
+  waited=$AGE
+  [ -z "$CLAIMED_AT" ] || waited=$((C - CLAIMED_AT))
   if [ -s "$DIR/broken" ]; then
     slurp "$DIR/broken"
     want end boot "$TEXT"
-  elif [ "$AGE" -ge "$BOOT_GRACE" ]; then
+  elif [ "$waited" -ge "$BOOT_GRACE" ]; then
     want end boot "this pod is $AGE s old, and no job has started in $BOOT_GRACE s"
   elif [ $((C - LEASE_AT)) -ge "$LEASE" ]; then
     want end lease "no client was heard for $((C - LEASE_AT)) s, and no job has started"
@@ -675,6 +715,7 @@ while :; do
   read_limits
   ask
   read_lease
+  read_kept
   look_at_job
   follow_job
   judge
