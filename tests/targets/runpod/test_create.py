@@ -37,7 +37,8 @@ def test_a_pod_is_made_and_recorded(desk: Desk) -> None:
     assert at(attempt.deadline_at) - at(attempt.created_at) == timedelta(minutes=30)
     [pod] = desk.sandbox.pods()
     assert (pod["id"], pod["name"]) == (attempt.pod, attempt.name)
-    assert pod["env"] == {"PUBLIC_KEY": "k", "STEPCTL_RUN": RUN, "STEPCTL_MAX_SECONDS": "1800"}
+    limits = {"STEPCTL_MAX_SECONDS": "1800", "STEPCTL_MAX_REASON": "cost", "STEPCTL_SAVE_AHEAD": "180"}
+    assert pod["env"] == {"PUBLIC_KEY": "k", "STEPCTL_RUN": RUN, **limits}
     body = desk.sandbox.calls(CREATES)[0].body
     assert body is not None
     assert body["gpu"] == {"id": L4, "count": 2, "minCudaVersion": "12.8"}

@@ -27,6 +27,9 @@ from stepctl.targets.runpod.login import Login
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import moment
 
+KEEP = f"{DIRECTORY}/keep"
+"""Says that the pod is to be kept: it does not end itself at once when its job has committed."""
+
 KEPT = f"{DIRECTORY}/kept"
 """Seconds that the pod may stay without a job, and what makes it new; while it is there, nothing else but the pod's
 life ends the pod."""

@@ -25,19 +25,18 @@ from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.apikey import api_key, api_url
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.choose import choose
-from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, start_command
+from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, PodPlan, pod_env, start_command
 from stepctl.targets.runpod.create import make_pod
 from stepctl.targets.runpod.end import end_all, require_owner
-from stepctl.targets.runpod.keys import close_secret, prepare_keys
+from stepctl.targets.runpod.keys import PodKeys, close_secret, prepare_keys
 from stepctl.targets.runpod.login import Login
 from stepctl.targets.runpod.logs import SILENCE_SECONDS, Capture, capture
-from stepctl.targets.runpod.orders import orders
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.presence import Presence
 from stepctl.targets.runpod.ready import wait_ready
 from stepctl.targets.runpod.records import moment
 from stepctl.targets.runpod.sweep import tell_strays
-from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, limit_of, wants_of
+from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, limit_of, save_ahead, wants_of
 from stepctl.targets.ssh.errors import LinkLost, Unreachable
 from stepctl.targets.ssh.install import Where
 from stepctl.targets.ssh.machine import Pace as SshPace
@@ -67,8 +66,16 @@ class PodMachine:
 
     @cached_property
     def _api(self) -> Api:
-        url = api_url(self._options.get("api_url"), os.environ)
-        return Api(url, api_key(self._options.get("api_key_command"), os.environ))
+        return Api(api_url(self._options.get("api_url"), os.environ), self._key)
+
+    @cached_property
+    def _key(self) -> str:
+        return api_key(self._options.get("api_key_command"), os.environ)
+
+    @property
+    def _env(self) -> dict[str, str]:
+        """Variables for the trainer."""
+        return {str(name): str(value) for name, value in self._options.get("env", {}).items()}
 
     @cached_property
     def _login(self) -> Login:
@@ -78,9 +85,7 @@ class PodMachine:
     def _ssh(self) -> SshMachine:
         volume = self._options.get("network_volume_id")
         home = f"{VOLUME_PATH}/stepctl" if volume else "/root/.stepctl"
-        env = {str(name): str(value) for name, value in self._options.get("env", {}).items()}
-        if volume:
-            env = {"HF_HOME": f"{VOLUME_PATH}/stepctl/hf", **env}
+        env = {"HF_HOME": f"{VOLUME_PATH}/stepctl/hf", **self._env} if volume else self._env
         return SshMachine(
             job=self._job,
             run=self._record.run,
@@ -140,17 +145,36 @@ class PodMachine:
         return wants_of(self._options, run=self._record.run, need_gb=need, args=start_command(), env={})
 
     def _make(self) -> Attempt:
-        def env() -> dict[str, str]:
-            return orders(
-                self._options,
-                run=self._record.run,
-                keys=prepare_keys(self._api, self._file),
-                limit=limit_of(self._wants(), None),
-                api_url=self._api.url,
-                secrets=[api_key(self._options.get("api_key_command"), os.environ)],
-            )
+        wants = self._wants()
 
-        return make_pod(self._api, self._file, self._wants(), self._pace, self._tell, env)
+        def env() -> dict[str, str]:
+            return pod_env(self._plan(prepare_keys(self._api, self._file), wants), (self._key,))
+
+        return make_pod(self._api, self._file, wants, self._pace, self._tell, env)
+
+    def _plan(self, keys: PodKeys, wants: Wants) -> PodPlan:
+        """What the pod is told; what follows from its price is added when it is asked for."""
+
+        def seconds(name: str) -> int:
+            return max(1, round(60 * float(self._options[name])))
+
+        life, why = limit_of(wants, None)
+        return PodPlan(
+            run=self._record.run,
+            mark=str(self._options.get("mark") or ""),
+            public_key=keys.client,
+            host_key_secret=self._file.load().secret if keys.host else None,
+            max_seconds=life,
+            max_reason=why,
+            boot_grace=seconds("boot_grace_minutes"),
+            lease=seconds("lease_minutes"),
+            stall=seconds("stall_minutes"),
+            grace=seconds("retrieve_grace_minutes"),
+            save_ahead=save_ahead(life),
+            tick=round(float(self._options["watchdog_seconds"])),
+            api_url=self._api.url,
+            env=self._env,
+        )
 
     def _fits(self, attempt: Attempt) -> bool:
         """Whether the call would take a pod with these GPUs."""
@@ -162,7 +186,8 @@ class PodMachine:
         """The real price may leave less time than the listed one, from which the pod's own limit was made."""
         seconds, why = limit_of(self._wants(), attempt.price or attempt.listed_price)
         lines = f"MAX_SECONDS={seconds}\\nMAX_REASON={why}\\n"
-        self._login.run(f"printf '{lines}' > {LIMITS}.new && mv {LIMITS}.new {LIMITS}")
+        keep = f"touch {kept.KEEP}" if self._options.get("keep_sec") else f"rm -f {kept.KEEP}"
+        self._login.run(f"{keep}; printf '{lines}' > {LIMITS}.new && mv {LIMITS}.new {LIMITS}")
 
     # --- the job ------------------------------------------------------------------------------------------------------
 

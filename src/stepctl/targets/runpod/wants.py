@@ -13,6 +13,7 @@ from stepctl.targets.runpod.records import CreateGpu, CreatePod, Mounts, Network
 MOST_ENV = 50
 VOLUME_PATH = "/workspace"
 _PREFIX = "stepctl-"
+_SAVE_AHEAD = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Wants:
         run: the run's id.
         need_gb: GPU memory that the call is estimated to need; ``min_vram_gb`` overrides it.
         args: the body's ``args`` (the start command), as its JSON text.
-        env: the container's environment; ``STEPCTL_RUN`` and ``STEPCTL_MAX_SECONDS`` are added.
+        env: the container's environment; the run, and what follows from the price, are put in.
     """
 
     run: str
@@ -90,15 +91,6 @@ def next_name(record: PodRecord) -> str:
     return pod_name(record.run, max(used, default=0) + 1)
 
 
-LONGEST_SAVE_SEC = 300
-"""How long before its end a job is asked to save, at most; of a short life a tenth."""
-
-
-def save_ahead(seconds: int) -> int:
-    """Seconds before the end of a life of ``seconds`` at which a saved stop is asked for."""
-    return max(1, min(LONGEST_SAVE_SEC, seconds // 10))
-
-
 def max_seconds(wants: Wants, price: float | None) -> int:
     """As :func:`limit_of`, the seconds alone."""
     return limit_of(wants, price)[0]
@@ -120,12 +112,21 @@ def limit_of(wants: Wants, price: float | None) -> tuple[int, str]:
     return int(wants.max_hours * 3600), "deadline"
 
 
+def save_ahead(seconds: int) -> int:
+    """How long before the end of its life a pod asks its job to save: five minutes, and less of a short life."""
+    return min(_SAVE_AHEAD, max(1, seconds // 10))
+
+
 def body_of(wants: Wants, name: str, gpu: str, price: float | None) -> CreatePod:
     """The body of the create of a pod of type ``gpu``, listed at ``price`` USD per hour for the whole pod."""
     seconds, why = limit_of(wants, price)
-    env = {**wants.env, "STEPCTL_RUN": wants.run, "STEPCTL_MAX_SECONDS": str(seconds)}
-    if "STEPCTL_SAVE_AHEAD" in env:
-        env |= {"STEPCTL_MAX_REASON": why, "STEPCTL_SAVE_AHEAD": str(save_ahead(seconds))}
+    env = {
+        **wants.env,
+        "STEPCTL_RUN": wants.run,
+        "STEPCTL_MAX_SECONDS": str(seconds),
+        "STEPCTL_MAX_REASON": why,
+        "STEPCTL_SAVE_AHEAD": str(save_ahead(seconds)),
+    }
     assert len(env) <= MOST_ENV, "the provider takes 50 variables"
     unset = msgspec.UNSET
     volume = wants.network_volume_id

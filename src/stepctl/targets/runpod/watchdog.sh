@@ -517,8 +517,10 @@ read_lease() {
 
 # A client that leaves the pod for the next call says for how long (`kept`: seconds, then anything that makes it new);
 # the next call takes that away, and says so (`claimed`: any new content). Either way there is no job until a new mark.
+# `keep` says ahead that the pod is to be left: it does not end at once when its job has committed -> KEEP
 read_handover() {
-  kept='' claimed=''
+  kept='' claimed='' KEEP=''
+  [ ! -e "$DIR/keep" ] || KEEP=' keep'
   { IFS= read -r kept <"$DIR/kept"; } 2>/dev/null
   number "${kept%% *}" || kept=
   if [ -z "$kept" ]; then
@@ -567,9 +569,9 @@ judge() {
   elif [ -z "$JOB" ]; then
     judge_start
   elif [ -n "$ENDED" ]; then
-    case $FLAGS in
+    case $FLAGS$KEEP in
       *taken*) want end taken 'the client has everything' ;;
-      *exit*committed*) want end "done" 'the checkpoint is in the bucket' ;;
+      *exit*committed) want end "done" 'the checkpoint is in the bucket' ;;
       *) judge_wait ;;
     esac
   else
