@@ -36,6 +36,7 @@ bench: install ## time a cold call, buckets, transfers and pods against baseline
 	$(BIN)/python scripts/demo_model.py $(MODEL)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/cold_call.py --model $(MODEL) --out build/cold_call.json
 	$(BIN)/python benchmarks/bucket.py --out build/bucket.json
+	$(BIN)/python benchmarks/transfer.py --out build/transfer.json
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/first_step.py --model $(MODEL) --out build/first_step.json
 
 sandbox: install ## rehearse on an emulated Runpod: starts it here, until Ctrl-C (root on Linux; docs/sandbox.md)

@@ -25,7 +25,7 @@ def agent(*words: str | Path, data: bytes = b"") -> subprocess.CompletedProcess[
 
 def stream(folder: Path) -> bytes:
     parts: list[bytes] = []
-    pack(files_below(folder), parts.append)
+    pack(files_below(folder), lambda part: parts.append(bytes(part)))
     return b"".join(parts)
 
 

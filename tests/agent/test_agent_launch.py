@@ -32,6 +32,7 @@ def trainer(tmp_path: Path) -> str:
         "import json, os, sys\n"
         "job = sys.argv[3]\n"
         "facts = {'argv': sys.argv[1:], 'env': dict(os.environ), 'cwd': os.getcwd(), 'sid': os.getsid(0)}\n"
+        "facts['umask'] = os.umask(0)\n"
         "open(job + '/facts', 'w').write(json.dumps(facts))\n"
         "if os.path.exists(job + '/../die'): sys.exit(3)\n"
         "print('a word')\n"
@@ -100,6 +101,7 @@ def test_what_is_sent_reaches_the_trainer_and_nothing_else(job: JobDir, trainer:
     assert facts["cwd"] == str(job.path)
     assert facts["sid"] == told.pid
     assert facts["env"]["MORE"] == "1"
+    assert facts["umask"] == os.umask(os.umask(0o022))
     assert job.log.read_text() == "a word\n"
     assert job.path.stat().st_mode & 0o77 == 0
 

@@ -37,7 +37,7 @@ class Bytes:
 
 def packed(root: Path) -> bytes:
     parts: list[bytes] = []
-    pack(files_below(root), parts.append)
+    pack(files_below(root), lambda part: parts.append(bytes(part)))
     return b"".join(parts)
 
 

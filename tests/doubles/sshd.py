@@ -87,7 +87,7 @@ class Sshd:
         login = self.folder / "login"
         login.write_text(
             "#!/bin/bash\n"
-            f"export HOME={self.home} PYTHONDONTWRITEBYTECODE=1; cd\n"
+            f"export HOME={self.home}; cd\n"
             f'printf "%s\\n" "$SSH_ORIGINAL_COMMAND" >> {self.journal}\n'
             '. "$HOME/.bashrc"\n'
             'exec bash -c "$SSH_ORIGINAL_COMMAND"\n'

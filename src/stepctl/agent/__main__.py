@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The client may go away in the middle of a word.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    os.umask(0o077)
+    umask = os.umask(0o077)
     verb, rest = (arguments or [""])[0], arguments[1:]
     if verb == "serve" and len(rest) == 1:
         from stepctl.agent.serve import serve
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     if verb == "launch" and not rest:
         from stepctl.agent.launch import launch
 
-        return launch()
+        return launch(umask)
     if verb == "unpack" and len(rest) == 1:
         from stepctl.agent.files import receive
 

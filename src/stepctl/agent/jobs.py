@@ -117,6 +117,11 @@ def remove(workdir: Path, ask: Ask) -> None:
 
 
 def renew(lease: str) -> None:
-    """Show that a client is there: the file's content is another one each time."""
-    if lease:
+    """Show that a client is there: the file's content is another one each time.
+
+    That it cannot be written keeps no answer back; whoever reads the lease finds it old.
+    """
+    if not lease:
+        return
+    with contextlib.suppress(OSError):
         write_atomic(Path(lease), f"{time.time_ns()} {os.urandom(8).hex()}\n".encode(), mode=0o600)

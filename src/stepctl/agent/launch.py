@@ -33,8 +33,8 @@ class Refused(Exception):
         self.code = code
 
 
-def launch() -> int:
-    """Read what to start, start it, tell its process, and copy the rest of stdin into it.
+def launch(umask: int = 0o077) -> int:
+    """Read what to start, start it with ``umask``, tell its process, and copy the rest of stdin into it.
 
     The trainer is in a session of its own: it outlives this process, which only it knows the examples from.
     """
@@ -45,7 +45,7 @@ def launch() -> int:
         job = JobDir(Path(told.job))
         make_dirs(job.path)
         with _alone(job):
-            child = _start(job, told)
+            child = _start(job, told, umask)
             say(line(Launched(pid=child.pid, started=_note(job, told, child))))
             sent = _feed(child, stdin)
             say(line(Launched(sent=sent, exit=child.poll())))
@@ -84,7 +84,7 @@ def living(job: JobDir) -> bool:
     return last is not None and alive(ProcessId(pid=last.pid, started=last.started))
 
 
-def _start(job: JobDir, told: Launch) -> subprocess.Popen[bytes]:
+def _start(job: JobDir, told: Launch, umask: int) -> subprocess.Popen[bytes]:
     if living(job):
         raise Refused("running", "this job is running already")
     job.process.unlink(missing_ok=True)
@@ -101,6 +101,7 @@ def _start(job: JobDir, told: Launch) -> subprocess.Popen[bytes]:
             cwd=job.path,
             env=environment(told),
             start_new_session=True,
+            umask=umask,
         )
 
 

@@ -6,23 +6,21 @@ last line has the sha256 of all before it, so that a stream that was cut or chan
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stepctl.base.files import BLOCK, TEMPORARY, fsync_dir
 
 _LINE = 1 << 16
 _FEW = 32
 
-Write = Callable[[bytes], object]
+Write = Callable[[bytes | memoryview], object]
 Report = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
@@ -38,8 +36,7 @@ class Source(Protocol):
         """Some bytes, at most ``size``; empty at the end."""
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """One file to send: its path in the stream, and where it lies."""
 
     name: str
@@ -95,7 +92,7 @@ def tree_digest(files: Sequence[File]) -> str:
 
 
 def pack(files: Sequence[File], write: Write, report: Report = lambda *_: None) -> str:
-    """Write the stream.
+    """Write the stream. What ``write`` is given is its own only until it returns.
 
     Returns:
         The hex sha256 that its last line says.
@@ -104,32 +101,36 @@ def pack(files: Sequence[File], write: Write, report: Report = lambda *_: None) 
         ArchiveError: a file is not as long as it was.
     """
     total, done = sum(file.size for file in files), 0
-    digest, pending = hashlib.sha256(), bytearray(_line({"bytes": total, "files": len(files)}))
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    head = _line({"bytes": total, "files": len(files)})
+    block[: len(head)] = head
+    filled = len(head)
 
     def flush() -> None:
-        nonlocal pending
-        digest.update(pending)
-        write(bytes(pending))
-        pending = bytearray()
+        nonlocal filled
+        digest.update(block[:filled])
+        write(block[:filled])
+        filled = 0
+        report(done, total)
 
     for file in files:
-        pending += _line({"path": file.name, "size": file.size})
+        head = _line({"path": file.name, "size": file.size})
+        if filled + len(head) > BLOCK:
+            flush()
+        block[filled : filled + len(head)] = head
+        filled += len(head)
         left = file.size
         with file.path.open("rb", buffering=0) as stream:
             while left:
-                block = stream.read(min(BLOCK, left))
-                if not block:
-                    raise ArchiveError(f"{file.name} became shorter while it was read")
-                left -= len(block)
-                done += len(block)
-                pending += block
-                if len(pending) >= BLOCK:
+                if filled == BLOCK:
                     flush()
-                    report(done, total)
+                count = stream.readinto(block[filled : filled + left])
+                if not count:
+                    raise ArchiveError(f"{file.name} became shorter while it was read")
+                filled, left, done = filled + count, left - count, done + count
     flush()
     found = digest.hexdigest()
     write(_line({"sha256": found}))
-    report(done, total)
     return found
 
 
@@ -259,6 +260,8 @@ def make_durable(folder: Path, names: Sequence[str]) -> None:
 def _syncfs(folder: Path) -> bool:
     if not sys.platform.startswith("linux"):
         return False
+    import ctypes
+
     sync = getattr(ctypes.CDLL(None), "syncfs", None)
     if sync is None:
         return False

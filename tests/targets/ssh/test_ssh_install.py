@@ -21,9 +21,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from tests.doubles.sshd import ROOT
+from tests.doubles.sshd import ROOT, Sshd
 from tests.targets.ssh.rig import RUN, Rig
 
+from stepctl.targets.base import Freight
 from stepctl.targets.ssh import errors, wheel
 from stepctl.targets.ssh.connect import connect
 from stepctl.targets.ssh.install import Place, Where, prepare
@@ -362,5 +363,30 @@ def test_a_client_that_is_killed_while_pip_runs(
         assert pythons(rig) == []
         monkeypatch.setattr(wheel, "build", lambda: good)
         place = ready()
-    assert "another call is installing the same packages" in rig.notices
     assert pythons(rig) == [Path(place.python).parents[1] / "ready"]
+
+
+@pytest.mark.sshd
+@pytest.mark.parametrize("own", [True, False])
+def test_another_stepctl_on_the_login_s_path_is_not_the_one_that_runs(tmp_path: Path, own: bool) -> None:
+    other = tmp_path / "other/stepctl"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    with Sshd(tmp_path / "machine", bashrc=f"export PYTHONPATH={other.parent}") as sshd:
+        rig = Rig(tmp_path, sshd)
+        where = {"python": sys.executable} if own else {"venv": str(rig.venv)}
+        machine = rig.machine(where=Where(workdir=str(rig.workdir), **where))
+        machine.prepare(Freight())
+        assert machine.find() is None
+        machine.close()
+
+
+@pytest.mark.sshd
+def test_a_run_of_a_release_that_talks_otherwise(rig: Rig) -> None:
+    machine = rig.machine()
+    machine.prepare(Freight())
+    machine.close()
+    script = rig.there.path / "agent"
+    script.write_text('read x; echo \'{"op": "hello", "protocol": 9, "release": "9.0"}\'; read x')
+    with pytest.raises(errors.BadSetup, match=r"by stepctl 9\.0"):
+        rig.machine().sync()

@@ -23,7 +23,7 @@ from stepctl.targets.ssh.link import BACK_OFF_SEC, Link, Opened
 from stepctl.targets.ssh.machine import Pace
 
 pytestmark = pytest.mark.sshd
-SHORT = Limits(connect=2.0, login=3.0, channel=2.0, answer=1.0)
+SHORT = Limits(connect=2.0, login=8.0, channel=8.0, answer=8.0)
 
 
 class Clock:

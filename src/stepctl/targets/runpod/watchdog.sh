@@ -286,13 +286,14 @@ by_wget() {
   return "$held"
 }
 
-# BusyBox's wget: GET and POST alone, the key in its arguments, and it follows redirects (only the first answer counts).
+# BusyBox's wget is the last means: GET and POST alone, the key in its arguments, often no check of certificates, and it
+# follows redirects (only the first answer counts).
 by_small_wget() {
   path=$2
   case $1 in
     GET) set -- ;;
     POST) set -- --header 'Content-Type: application/json' --post-data "$3" ;;
-    *) return 1 ;;
+    *) echo "this wget has no $1" && return 1 ;;
   esac
   limited "$TOOL" -q -S -O - -U "$AGENT" --header "Authorization: Bearer $KEY" "$@" "$API$path" </dev/null
 }
@@ -311,13 +312,13 @@ try() {
   case $1 in
     curl | perl) tool "$1" || return 1; by=by_$1 ;;
     python*) tool "$1" || return 1; by=by_python ;;
-    openssl) tool openssl && [ "$SCHEME" = https ] || return 1; by=by_openssl ;;
+    openssl) [ "$SCHEME" = https ] && tool openssl || return 1; by=by_openssl ;;
     wget | small_wget)
       tool wget || return 1
       case $WGET in
         '') case $(limited "$TOOL" --help 2>&1 </dev/null) in *--method*) WGET=wget ;; *) WGET=small_wget ;; esac ;;
       esac
-      [ "$1" = "$WGET" ] || return 1
+      [ "$1" = "$WGET" ] || { TOOL= && return 1; }
       by=by_$1
       ;;
   esac

@@ -239,7 +239,8 @@ class Setup:
         folder = os.path.join(self.root, "runs", str(self.want["run"]))
         os.makedirs(folder, 0o700, exist_ok=True)
         lib = os.path.join(self.env, "lib") if self.venv else ""
-        path = f"PYTHONPATH={quoted(lib)}${{PYTHONPATH:+:$PYTHONPATH}} " if lib else ""
+        # Whatever the login adds to Python's path, this stepctl is the one that runs.
+        path = f"PYTHONPATH={quoted(lib)}${{PYTHONPATH:+:$PYTHONPATH}} " if lib else "unset PYTHONPATH; "
         text = f'{path}PYTHONSAFEPATH=1 exec {quoted(self.python())} -m stepctl.agent "$@"\n'
         durable(os.path.join(folder, "agent"), b"# How stepctl starts its agent for this run.\n" + text.encode(), 0o700)
         return folder

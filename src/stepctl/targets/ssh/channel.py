@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import paramiko
 
-from stepctl.jobs.remote import MARK, Ask, Told, line
+from stepctl.jobs.remote import MARK, PROTOCOL, Ask, Told, line
 from stepctl.targets.ssh import errors
 from stepctl.targets.ssh.connect import Connection
 
@@ -18,8 +18,8 @@ _SLICE = 0.25
 _WINDOW = 1 << 21
 _SURE = 0.5
 _WORDS = 1 << 16
-_PIECE = 1 << 18
-"""What must get through within the limit of an answer."""
+_PIECE = 8 * (32768 - 64)
+"""What must get through within the limit of an answer; it fills the packets that OpenSSH takes."""
 
 
 class Ended(Exception):
@@ -135,7 +135,7 @@ class Stream:
         self._buffer[:0] = rest
         return bytes(first)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Write all of it.
 
         Raises:
@@ -263,7 +263,13 @@ def attach(connection: Connection, workdir: str, run: str) -> Agent | None:
             stream.close()
             return None
         agent = Agent(connection, stream, f"{first}/runs/{run}")
-        agent.ask(Ask(op="hello"))
+        told = agent.ask(Ask(op="hello"))
+        if told.protocol != PROTOCOL:
+            raise errors.BadSetup(
+                f"run {run} was set up by stepctl {told.release}, which speaks another protocol",
+                safe="its job goes on",
+                next=f"attach to it with stepctl {told.release}",
+            )
     except Ended:
         raise errors.BadSetup(
             f"no shell on {connection.where}: {stream.words() or 'the login ended at once'}"

@@ -85,7 +85,7 @@ class SshMachine:
         self._next_poll = self._renewed = 0.0
         self._signals: list[str] = []
         self._launch: Stream | None = None
-        self._python = ""
+        self._python = self._complaint = ""
 
     @property
     def staged(self) -> bool:
@@ -157,8 +157,13 @@ class SshMachine:
     def _prepare(self) -> None:
         opened = self._link.opened
         connection = opened.connection if opened is not None else connect(self._endpoint_of(), self._limits)
-        place = prepare(connection, self._where, self._run, self._tell.notice, self._lease, self._wanted)
-        agent = attach(connection, place.root, self._run)
+        try:
+            place = prepare(connection, self._where, self._run, self._tell.notice, self._lease, self._wanted)
+            agent = attach(connection, place.root, self._run)
+        except BaseException:
+            if opened is None:
+                connection.close()
+            raise
         self._link.put(Opened(connection, agent))
         self._asked, self._python = None, place.python
         told = self._ask("find")
@@ -205,7 +210,12 @@ class SshMachine:
         self._state = None
         deadline = self._clock() + self._pace.launch
         while True:
-            launched = self._launched(connection, agent, text.decode())
+            try:
+                launched = self._launched(connection, agent, text.decode())
+            except errors.LinkLost as error:
+                # Without examples, whatever was started ends by itself.
+                error.safe, error.next = "nothing was trained", f"stepctl train attach {self._run}"
+                raise
             if launched.code != "running" or self._clock() >= deadline:
                 break
             # A start whose client died waits for examples a while before it ends by itself.
@@ -330,6 +340,9 @@ class SshMachine:
                     raise opened.connection.lost()
                 return
             self._asked = None
+            if told.error and told.error != self._complaint:
+                self._complaint = told.error
+                self._tell.notice(f"{opened.connection.where} cannot say how the job is: {told.error}")
             if told.job is not None and self._take(agent, ask, told.job):
                 self._post(agent)
                 wait = self._limits.answer

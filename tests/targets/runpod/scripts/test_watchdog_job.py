@@ -61,6 +61,18 @@ def test_ahead_of_the_limit_a_save_is_asked_for(pod: GuardedPod, reason: str) ->
     pod.at(959).holds().at(960).ends(reason).terminated()
 
 
+@pytest.mark.parametrize("limit", ["0700", "00800"])
+def test_a_limit_with_zeros_in_front_is_no_octal_number(pod: GuardedPod, limit: str) -> None:
+    pod.put("limits", f"MAX_SECONDS={limit}\n")
+    pod.start()
+    job = pod.train()
+    pod.at(int(limit) - 341).holds()
+    assert job.control("stop") is None
+    pod.at(int(limit) - 340)
+    assert job.control("reason") == "deadline\n"
+    pod.at(int(limit) - 40).ends("deadline")
+
+
 def test_the_limit_holds_for_a_job_that_is_full_of_life(pod: GuardedPod) -> None:
     pod.env["STEPCTL_MAX_SECONDS"] = "1000"
     pod.start()

@@ -146,11 +146,6 @@ def test_limits_are_never_loosened_and_garbage_in_them_is_passed_over(pod: Guard
     pod.start().at(559).holds().at(560).ends("deadline")
 
 
-def test_a_limit_with_zeros_in_front_is_no_octal_number(pod: GuardedPod) -> None:
-    pod.put("limits", "MAX_SECONDS=0500\n")
-    pod.start().at(459).holds().at(460).ends("deadline")
-
-
 def test_a_tightened_limit_stays_when_the_file_is_gone_and_the_container_starts_again(pod: GuardedPod) -> None:
     pod.put("limits", "MAX_SECONDS=500\n")
     pod.start().kill()
