@@ -16,9 +16,11 @@ from stepctl.calls.request import TrainRequest
 from stepctl.calls.spending import open_api
 from stepctl.calls.world import World
 from stepctl.config.model import RunpodTarget
+from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.store import by_key, read_lineage
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.end import MISSES
+from stepctl.targets.runpod.logs import has_ended
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import Pod
 from stepctl.targets.runpod.sweep import Rented, end_rented, sweep
@@ -27,8 +29,8 @@ from stepctl.targets.runpod.sweep import Rented, end_rented, sweep
 def wait_elsewhere(world: World, request: TrainRequest, prepared: Prepared) -> None:
     """Wait while a pod that another machine rented for this very call is there, unless the key is committed by then.
 
-    A key that is committed before anybody asks is answered from the bucket alone; a pod that is still there when the
-    wait is over is ended.
+    A key that is committed before anybody asks is answered from the bucket alone. When the wait is over, a pod whose
+    job has ended, or whose time is over, is ended; any other may work for somebody else, and has its own guard.
 
     Raises:
         LineageConflict: there is one, and the call must not wait.
@@ -42,10 +44,13 @@ def wait_elsewhere(world: World, request: TrainRequest, prepared: Prepared) -> N
     until = math.inf if request.timeout is None else world.now() + request.timeout
     api = open_api(options)
     try:
-        wait = _Wait(world, api, Pace(options.poll_seconds, sleep=world.wait), mark_of(settings, request.key))
+        pace = Pace(options.poll_seconds, sleep=world.wait)
+        # A bucket that other machines have too, and a list that may lag: one look would train twice.
+        misses = 0 if is_hub(settings.bucket) else MISSES - 1
+        wait = _Wait(world, api, pace, mark_of(settings, request.key), misses=misses)
         while wait.goes_on():
             if _committed(prepared, request.key):
-                wait.end("its key is committed")
+                wait.end_idle()
                 return
             pod = wait.pods[0].pod if wait.pods else None
             if pod is not None and request.no_wait:
@@ -80,16 +85,16 @@ class _Wait:
     mark: str
     pods: list[Rented] = field(default_factory=list)
     told: str = ""
-    misses: int = MISSES
+    misses: int = 0
 
     def goes_on(self) -> bool:
-        """Look once more; False when none was there at first, or none is there for some looks in a row."""
+        """Look once more; False when none is there for some looks in a row."""
         known = set(self.world.store.names())
         found = sweep(self.api, self.world.store, self.pace, secrets=False).pods
         ours = [each for each in found if each.mark == self.mark and each.run not in known]
-        self.pods = [each for each in ours if each.pod.live]
-        # What is stopped commits nothing any more, and may bill on.
-        self._end([each for each in ours if not each.pod.live], "it does not work any more")
+        self.pods = [each for each in ours if each.pod.live and not each.past_deadline]
+        # What is stopped, or past its end, commits nothing any more, and may bill on.
+        self._end([each for each in ours if each not in self.pods], "it does not work any more")
         self.misses = 0 if self.pods else self.misses + 1
         return self.misses < MISSES
 
@@ -98,9 +103,10 @@ class _Wait:
         before, self.told = self.told, pod.id
         return before != pod.id
 
-    def end(self, why: str) -> None:
-        """End what is there, confirmed."""
-        self._end(self.pods, why)
+    def end_idle(self) -> None:
+        """End what does nothing any more, confirmed."""
+        idle = [each for each in self.pods if has_ended(self.api, each.pod.id)]
+        self._end(idle, "its key is committed")
 
     def _end(self, pods: list[Rented], why: str) -> None:
         for each in pods:

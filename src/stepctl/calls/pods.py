@@ -19,7 +19,7 @@ from stepctl.runs.pods import Attempt, PodFile
 from stepctl.runs.record import UNFINISHED, RunRecord
 from stepctl.runs.report import Report
 from stepctl.targets.runpod.api import Api
-from stepctl.targets.runpod.end import end_all
+from stepctl.targets.runpod.end import end_all, pod_alive
 from stepctl.targets.runpod.errors import PodAlive, RunpodError
 from stepctl.targets.runpod.logs import TAIL
 from stepctl.targets.runpod.pace import Pace
@@ -175,7 +175,7 @@ def remove(world: World, account: Account, word: str) -> dict[str, Any]:
         The receipts that are known here.
 
     Raises:
-        PodAlive: it is not confirmed.
+        PodAlive: it is not confirmed, or a create without an answer may still become a pod.
         UsageError: nothing of that name.
     """
     found = sweep(account.api, world.store, account.pace, secrets=False)
@@ -187,6 +187,8 @@ def remove(world: World, account: Account, word: str) -> dict[str, Any]:
     if file.exists():
         record = end_all(account.api, file, account.pace, "client", "stepctl pod rm")
         _note(world, run)
+        if record.open:
+            raise pod_alive(run, record.open, "no list shows it yet; it ends itself when no client is heard")
         return {"ended": [msgspec.to_builtins(each) for each in record.attempts if each.state == "gone"]}
     return _end_each(world, account, [each for each in found.pods if each.run == run], "client", "stepctl pod rm")
 
@@ -206,18 +208,21 @@ def _run_of(world: World, found: Sweep, word: str) -> str:
 
 def _end_each(world: World, account: Account, chosen: list[Rented], by: str, why: str) -> dict[str, Any]:
     ended: list[dict[str, Any]] = []
-    alive: PodAlive | None = None
+    failed: list[StepctlError | OSError] = []
     for each in chosen:
         try:
             attempt = end_rented(account.api, world.store, each, account.pace, by, why)
-        except PodAlive as error:
-            alive = error
-            continue
-        receipt = {"pod": each.pod.id, "name": each.pod.name, "state": "gone", "spent_usd": each.spent_usd}
-        ended.append(msgspec.to_builtins(attempt) if attempt else receipt)
-        _note(world, each.run)
-    if alive is not None:
-        raise alive
+            receipt = {"pod": each.pod.id, "name": each.pod.name, "state": "gone", "spent_usd": each.spent_usd}
+            ended.append(msgspec.to_builtins(attempt) if attempt else receipt)
+            _note(world, each.run)
+        except (StepctlError, OSError) as error:
+            failed.append(error)
+    # A pod that may be alive comes before a record that could not be written.
+    failed.sort(key=lambda error: not isinstance(error, PodAlive))
+    for other in failed[1:]:
+        world.listener.notice(f"warning: {other}")
+    if failed:
+        raise failed[0]
     return {"ended": ended}
 
 
@@ -240,6 +245,7 @@ def reap(world: World, account: Account, *, dry_run: bool) -> dict[str, Any]:
 
     Raises:
         PodAlive: one could not be ended for certain; the others were tried.
+        StepctlError, OSError: a record cannot be read or written; the others were tried.
     """
     found = sweep(account.api, world.store, account.pace)
     late = [each for each in found.pods if each.past_deadline]

@@ -38,7 +38,8 @@ def given_again(world: World) -> str:
 
 
 def catch_interrupts(interrupts: Interrupts) -> None:
-    """Ctrl-C and TERM are counted once a run exists to answer them; before that the first one ends the call.
+    """Ctrl-C, TERM and a closed terminal (HUP) are counted once a run exists to answer them; before that the first one
+    ends the call.
 
     What comes after that one must not cut short how the call ends: a machine may have to be let go.
     """
@@ -51,3 +52,5 @@ def catch_interrupts(interrupts: Interrupts) -> None:
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, handle)

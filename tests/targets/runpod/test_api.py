@@ -417,3 +417,14 @@ def test_logs_end_in_silence_or_in_time(desk: Desk) -> None:
     assert list(desk.api.logs(pod.id, "container", 100, seconds=-1)) == []
     with pytest.raises(Rejected):
         list(desk.api.logs("nothing"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("ALL_PROXY", "socks5://127.0.0.1:1080"), ("HTTPS_PROXY", "foo://x:1")])
+def test_a_proxy_that_cannot_be_used_is_told(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(each, raising=False)
+        monkeypatch.delenv(each.lower(), raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="proxy") as caught:
+        Api("https://api.example.com/v2", "rpa_KEY")
+    assert "HTTPS_PROXY" in caught.value.next

@@ -11,6 +11,7 @@ from tests.targets.runpod.acting import A40, A5000, L4, RTX3090, RUN, Desk, at
 
 from stepctl.base.errors import Exit, UsageError
 from stepctl.runs.pods import PodFile
+from stepctl.targets.base import GivenUp
 from stepctl.targets.runpod import create
 from stepctl.targets.runpod.attempts import ABSENT_AFTER
 from stepctl.targets.runpod.errors import (
@@ -24,6 +25,7 @@ from stepctl.targets.runpod.errors import (
     RunpodError,
     Unreachable,
 )
+from stepctl.targets.runpod.records import CreatePod, Pod
 
 CREATES = r"^POST /v2/pods$"
 
@@ -371,4 +373,39 @@ def test_a_lost_answer_of_a_dear_pod_is_checked_too(desk: Desk) -> None:
     desk.sandbox.fault(Fault(CREATES, when="after", status=500, pod={"price": 0.89}, times=0))
     with pytest.raises(PriceAbove):
         desk.make(max_price_per_hour=0.60)
+    assert desk.sandbox.pods() == []
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_pod_rm_while_the_create_is_under_way(desk: Desk, monkeypatch: pytest.MonkeyPatch, twin: bool) -> None:
+    """Its answer comes when the record calls the pod gone: the call is given up, and no pod stays, whichever it is."""
+    desk.sandbox.fault(Fault(CREATES, pod={"twin": twin}))
+    real = desk.api.create
+
+    def create(body: CreatePod) -> Pod:
+        pod = real(body)
+        desk.end("stepctl pod rm")
+        return pod
+
+    monkeypatch.setattr(desk.api, "create", create)
+    with pytest.raises(GivenUp, match="another command"):
+        desk.make()
+    assert len(desk.end("its call was given up").open) == 0
+    assert (desk.sandbox.pods(), set(desk.states())) == ([], {"gone"})
+
+
+def test_a_twin_that_pod_rm_did_not_see_is_ended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = desk.api.create
+
+    def create(body: CreatePod) -> Pod:
+        other, pod = real(body), real(body)
+        desk.sandbox.quirks(pod.id, unlisted=10)
+        desk.end("stepctl pod rm")
+        assert [attempt.pod for attempt in desk.attempts] == [other.id]
+        return pod
+
+    monkeypatch.setattr(desk.api, "create", create)
+    with pytest.raises(GivenUp):
+        desk.make()
+    desk.end("its call was given up")
     assert desk.sandbox.pods() == []

@@ -14,7 +14,7 @@ from stepctl.base.names import iso
 from stepctl.runs.pods import PodFile
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.end import end_all, end_pod, end_unrecorded
-from stepctl.targets.runpod.errors import PodAlive
+from stepctl.targets.runpod.errors import Ambiguous, PodAlive
 from stepctl.targets.runpod.keys import prepare_keys
 from stepctl.targets.runpod.records import CreatePod
 from stepctl.targets.runpod.wants import body_of
@@ -258,3 +258,17 @@ def test_what_a_run_cost_counts_all_its_pods(desk: Desk) -> None:
     desk.clock.sleep(1800)
     record = desk.end()
     assert record.spent_usd == pytest.approx(2 * 0.39 / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("wrong", [timedelta(hours=9), timedelta(hours=-9)])
+def test_a_create_without_an_answer_is_judged_by_the_providers_clock(desk: Desk, wrong: timedelta) -> None:
+    """The clock here is set in between: fifteen minutes are fifteen minutes."""
+    desk.sandbox.fault(Fault("^POST /v2/pods$", drop=True, times=0))
+    with pytest.raises(Ambiguous):
+        desk.make()
+    desk.pace = replace(desk.pace, utc=lambda: desk.clock.utc() + wrong)
+    desk.end()
+    assert set(desk.states()) == {"unresolved"}
+    desk.clock.sleep(1000)
+    desk.end()
+    assert set(desk.states()) == {"refused"}

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from stepctl.base.names import iso
 from stepctl.runs.pods import Attempt, PodFile, PodRecord
-from stepctl.targets.base import Teller
+from stepctl.targets.base import GivenUp, Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import WAITING, change, claim, made_of, make_current, settle_absent, stamp
 from stepctl.targets.runpod.choose import Candidate, Choice, choose, nothing_left
@@ -91,11 +91,11 @@ def _take_up(api: Api, file: PodFile, wants: Wants, pace: Pace, tell: Teller) ->
         return None
     waiting = [attempt.name for attempt in record.open if attempt.state in WAITING]
     listed = look(api, wants.run, waiting, pace)
-    record = claim(file, listed, pace)
+    record = claim(api, file, listed, pace)
     found: Attempt | None = None
     for attempt in reversed(record.open):
         if attempt.pod is None:
-            settle_absent(file, attempt, pace)
+            settle_absent(api, file, attempt, pace)
             continue
         if attempt.state != "ending":
             # One of the two is enough: a living pod is not given up for a single odd answer.
@@ -198,10 +198,18 @@ class _Search:
                 if found is None and not isinstance(error, Unreachable):
                     return None
             else:
-                found = change(self._file, attempt, **made_of(pod))
+                found = self._made(attempt, pod)
             if found is not None:
                 return self._accept(name, found)
         return None
+
+    def _made(self, attempt: Attempt, pod: Pod) -> Attempt:
+        try:
+            return change(self._file, attempt, **made_of(pod))
+        except GivenUp:
+            # Whatever the other command has entered under that name, this pod is not to be forgotten.
+            claim(self._api, self._file, [pod], self._pace, ending=("client", "its run was given up"))
+            raise
 
     def _intend(self, candidate: Candidate) -> Attempt:
         price = f", listed at ${candidate.price:.2f} per hour" if candidate.price else ""
@@ -209,7 +217,7 @@ class _Search:
         attempt = Attempt(
             name="",
             state="intended",
-            asked_at=stamp(self._pace),
+            asked_at=stamp(self._api, self._pace),
             gpu_type=candidate.gpu.id,
             gpu_count=self._wants.gpu_count,
             listed_price=candidate.price,
@@ -243,7 +251,7 @@ class _Search:
 
     def _adopt(self, pods: Sequence[Pod]) -> Attempt | None:
         """Enter what the list shows of the run: the newest living pod is kept, every other is ended."""
-        record = claim(self._file, pods, self._pace)
+        record = claim(self._api, self._file, pods, self._pace)
         made = [attempt for attempt in record.open if attempt.state == "made"]
         for attempt in record.open:
             if attempt.pod is not None and attempt not in made[-1:]:

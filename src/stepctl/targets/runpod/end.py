@@ -11,9 +11,9 @@ import msgspec
 from stepctl.base.names import iso
 from stepctl.runs.pods import Attempt, PodFile, PodRecord
 from stepctl.targets.runpod.api import Api
-from stepctl.targets.runpod.attempts import WAITING, change, claim, settle_absent, stamp
+from stepctl.targets.runpod.attempts import WAITING, change, claim, clock, settle_absent, stamp, taken_by
 from stepctl.targets.runpod.errors import BadKey, Blocked, PodAlive, RunpodError
-from stepctl.targets.runpod.keys import forget_keys
+from stepctl.targets.runpod.keys import close_secret, forget_keys
 from stepctl.targets.runpod.look import look
 from stepctl.targets.runpod.owner import OTHER, is_other, note, takes_over
 from stepctl.targets.runpod.pace import Pace
@@ -63,14 +63,14 @@ def end_pod(
         raise pod_alive(file.load().run, [attempt], OTHER)
     asked_before = attempt.state == "ending"
     if not asked_before:
-        attempt = _ending(file, attempt, state="ending", ending_at=stamp(pace), ended_by=by, reason=reason)
+        attempt = _ending(file, attempt, state="ending", ending_at=stamp(api, pace), ended_by=by, reason=reason)
     deadline = pace.deadline(max(limit, 8 * pace.poll_seconds))
     watch = _Watch(api, pod)
     while not watch.gone():
         if deadline.over or watch.denials >= MOST_DENIALS:
             raise pod_alive(file.load().run, [attempt], watch.trouble)
         pace.poll()
-    gone = watch.missed_at or pace.utc()
+    gone = watch.missed_at or clock(api, pace)
     by_itself = not watch.was_there and not asked_before
     if by_itself:
         # Nobody saw when: at its limit at the latest.
@@ -195,16 +195,21 @@ def end_all(
     *,
     limit: float = END_SECONDS,
     already: str = "provider",
+    spare_kept: bool = False,
 ) -> PodRecord:
     """End every pod of a run: those that are known, those of creates without an answer, and any other of its name.
 
-    A create that is unresolved and shows in no list stays ``unresolved`` until ``ABSENT_AFTER``; that is no error.
+    A create that is unresolved and shows in no list stays ``unresolved`` until ``ABSENT_AFTER``; that is no error, but
+    the run's keys stay as well. With ``spare_kept`` pods that are left for the next call stay.
 
     Raises:
         PodAlive: for at least one of them the end could not be confirmed; all were tried.
         OSError: the record cannot be written; all were tried.
     """
+    hand_over(file)
     record = file.load()
+    if record.open and all(spare_kept and attempt.state == "kept" for attempt in record.open):
+        return record
     if not record.open and not file.client_key.exists():
         # The keys are forgotten last: with them there, an earlier end may have been cut short of its look at the list.
         forget_keys(api, file)
@@ -212,7 +217,7 @@ def end_all(
 
     def end_known() -> None:
         for attempt in file.load().open:
-            if attempt.pod is None or attempt.pod in alive:
+            if attempt.pod is None or attempt.pod in alive or (spare_kept and attempt.state == "kept"):
                 continue
             try:
                 end_pod(api, file, attempt, pace, by, reason, limit=limit, already=already)
@@ -235,8 +240,22 @@ def end_all(
         raise pod_alive(record.run, [*alive.values(), *unknown], next(filter(None, [*troubles, trouble]), ""))
     if unwritten:
         raise unwritten[0]
-    forget_keys(api, file)
-    return file.load()
+    record = file.load()
+    if record.open:
+        close_secret(api, file)
+    else:
+        forget_keys(api, file)
+    return record
+
+
+def hand_over(file: PodFile) -> None:
+    """Let go of kept pods that another run has taken: they are that one's to pay for, and to end."""
+    for attempt in file.load().open:
+        found = taken_by(file, attempt) if attempt.state == "kept" else None
+        if found is not None:
+            run, since = found
+            reason = f"kept, and taken by run {run}"
+            change(file, attempt, state="handed", reason=reason, spent_usd=spent(attempt, since))
 
 
 def _find(api: Api, file: PodFile, pace: Pace, by: str, reason: str) -> str:
@@ -248,7 +267,7 @@ def _find(api: Api, file: PodFile, pace: Pace, by: str, reason: str) -> str:
     except RunpodError as error:
         return error.message
     try:
-        record = claim(file, pods, pace, ending=(by, reason))
+        record = claim(api, file, pods, pace, ending=(by, reason))
     except OSError:
         for pod in pods:
             end_unrecorded(api, record.run, pod, pace)
@@ -258,7 +277,7 @@ def _find(api: Api, file: PodFile, pace: Pace, by: str, reason: str) -> str:
     if waiting and is_other(api, file):
         return OTHER
     for attempt in [each for each in record.open if each.state in WAITING]:
-        settle_absent(file, attempt, pace)
+        settle_absent(api, file, attempt, pace)
     return ""
 
 

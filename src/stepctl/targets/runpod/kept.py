@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.command import DIRECTORY, MARK
-from stepctl.targets.runpod.end import end_pod, spent
+from stepctl.targets.runpod.end import end_pod, hand_over, spent
 from stepctl.targets.runpod.login import Login
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import moment
+from stepctl.targets.runpod.wants import save_ahead
 
 KEEP = f"{DIRECTORY}/keep"
 """Says that the pod is to be kept: it does not end itself at once when its job has committed."""
@@ -39,6 +40,9 @@ CLAIMED = f"{DIRECTORY}/claimed"
 
 LEAST_LEFT_SEC = 60.0
 """A kept pod with less time left is not taken."""
+
+LEAST_WORK_SEC = 300.0
+"""Nor is one whose own deadline leaves less than this, before the time that its job has to save."""
 
 _SPARE = 1.5
 """A pod must live so many times as long as the call is forecast to take."""
@@ -54,6 +58,8 @@ _SAME = (
     "min_cuda_version",
     "python",
     "venv",
+    # Another machine finds a pod by the mark of the call that made it: whoever waits for that call waits for this one.
+    "mark",
 )
 
 
@@ -66,7 +72,7 @@ def keep(login: Login, file: PodFile, attempt: Attempt, seconds: float, tell: Te
     limit_it = f'echo "{int(seconds)} $(date +%s%N)" > {KEPT}.new && mv {KEPT}.new {KEPT}'
     if not login.does(f"rm -f {MARK} {CLAIMED} && {limit_it}"):
         raise StepctlError("the pod does not take a time limit", code="not_kept")
-    now = utc_now()
+    now = login.api.server_time() or utc_now()
     until = now + timedelta(seconds=seconds)
     limit = moment(attempt.deadline_at)
     until = min(until, limit) if limit else until
@@ -107,7 +113,7 @@ def claim(
             other = PodFile(path.parent)
             if path.parent == file.folder or not (attempt := _usable(other, record, options, api, fits)):
                 continue
-            taken = _move(other, file, attempt)
+            taken = _move(other, file, attempt, api.server_time() or utc_now())
             try:
                 _tell_pod(file, api, tell)
             except StepctlError as error:
@@ -123,21 +129,22 @@ def _usable(
     other: PodFile, record: PodRecord, options: Mapping[str, Any], api: Api, fits: Callable[[Attempt], bool]
 ) -> Attempt | None:
     try:
+        hand_over(other)
         theirs = other.load()
         run = msgspec.json.decode((other.folder / "run.json").read_bytes())
     except (StepctlError, OSError, msgspec.MsgspecError):
         return None
     attempt = theirs.current
-    if theirs.target != record.target or attempt is None or attempt.state != "kept" or attempt.pod is None:
+    if theirs.account not in (None, api.account) or theirs.target != record.target:
         return None
-    was = run.get("target_options", {})
-    if any(was.get(name) != options.get(name) for name in _SAME):
+    if attempt is None or attempt.state != "kept" or attempt.pod is None:
         return None
-    needed = max(LEAST_LEFT_SEC, _SPARE * float(record.forecast.get("forecast_sec") or 0.0))
+    needed = _ahead(attempt) + max(LEAST_WORK_SEC, _SPARE * float(record.forecast.get("forecast_sec") or 0.0))
     if _left(attempt.kept_until) < LEAST_LEFT_SEC or (attempt.deadline_at and _left(attempt.deadline_at) < needed):
         return None
-    cap = options.get("max_price_per_hour")
-    if cap is not None and (attempt.price is None or attempt.price > cap):
+    cap, was = options.get("max_price_per_hour"), run.get("target_options", {})
+    too_dear = cap is not None and (attempt.price is None or attempt.price > cap)
+    if too_dear or any(was.get(name) != options.get(name) for name in _SAME):
         return None
     pod = api.pod(attempt.pod)
     return attempt if pod is not None and pod.live and fits(attempt) else None
@@ -148,9 +155,15 @@ def _left(until: str | None) -> float:
     return 0.0 if at is None else (at - utc_now()).total_seconds()
 
 
-def _move(other: PodFile, file: PodFile, attempt: Attempt) -> Attempt:
+def _ahead(attempt: Attempt) -> float:
+    """Seconds before its deadline at which a pod asks its job to save."""
+    created, deadline = moment(attempt.created_at), moment(attempt.deadline_at)
+    return save_ahead(int((deadline - created).total_seconds())) if created and deadline else 0.0
+
+
+def _move(other: PodFile, file: PodFile, attempt: Attempt, now: datetime) -> Attempt:
     """From here on the new run pays."""
-    theirs, now = other.load(), utc_now()
+    theirs = other.load()
     write_atomic(file.client_key, other.client_key.read_bytes(), mode=0o600)
     fresh = {"state": "made", "asked_at": iso(now), "billed_from": iso(now)}
     empty = ("kept_until", "ready_at", "working_at", "ending_at", "ended_by", "reason", "spent_usd")

@@ -34,6 +34,20 @@ def capture(api: Api, file: PodFile, pod: str, *, silence: float = SILENCE_SECON
     return len(lines)
 
 
+_WORDS = {"the job has started": False, "the job has ended": True, "the job is gone": True, "is kept": False}
+
+
+def has_ended(api: Api, pod: str, *, silence: float = SILENCE_SECONDS) -> bool:
+    """Whether a pod's job has ended, and nobody keeps the pod, by the last word of its watchdog."""
+    ended = False
+    with suppress(RunpodError):
+        for line in api.logs(pod, "container", TAIL, seconds=CAPTURE_SECONDS, silence=silence):
+            _, ours, said = line.line.partition("stepctl-watchdog: ")
+            if ours:
+                ended = next((what for words, what in _WORDS.items() if said.startswith(words)), ended)
+    return ended
+
+
 class Capture:
     """Captures the log now and then, from a thread; ``api`` is its own, and closed by it."""
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -185,16 +185,28 @@ class PodMachine:
     def _tighten(self, attempt: Attempt) -> None:
         """The real price may leave less time than the listed one, from which the pod's own limit was made."""
         seconds, why = limit_of(self._wants(), attempt.price or attempt.listed_price)
+        created, taken = moment(attempt.created_at), moment(attempt.billed_from)
+        if created is not None and taken is not None:
+            # The caps of a call that takes a kept pod count from there; those of the call that made it stay.
+            seconds += int((taken - created).total_seconds())
+            until = iso(created + timedelta(seconds=seconds))
+            change(self._file, attempt, deadline_at=min(until, attempt.deadline_at or until))
         lines = f"MAX_SECONDS={seconds}\\nMAX_REASON={why}\\n"
         keep = f"touch {kept.KEEP}" if self._options.get("keep_sec") else f"rm -f {kept.KEEP}"
-        self._login.run(f"{keep}; printf '{lines}' > {LIMITS}.new && mv {LIMITS}.new {LIMITS}")
+        if not self._login.does(f"{keep} && printf '{lines}' > {LIMITS}.new && mv {LIMITS}.new {LIMITS}"):
+            raise StepctlError(
+                f"pod {attempt.pod} does not take its limits: it could cost more than it may",
+                safe="nothing was trained",
+                next="repeat the command",
+                code="no_limits",
+            )
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
     def start(self, spec: JobSpec) -> ProcessId:
         process = self._ssh.start(spec)
         self._has_job = True
-        self._change(state="working", working_at=iso(utc_now()))
+        self._change(state="working", working_at=iso(self._api.server_time() or utc_now()))
         return process
 
     def find(self) -> ProcessId | None:
@@ -290,23 +302,24 @@ class PodMachine:
         self._stop_capture()
         if not self._file.exists():
             return
-        attempt = self._attempt()
-        if attempt is not None and attempt.state == "kept":
-            return
-        keep_sec = self._options.get("keep_sec")
-        if keep and keep_sec and attempt is not None and attempt.state == "working" and not self._gone:
-            with contextlib.suppress(StepctlError):
-                self._ssh.release()
-                kept.keep(self._login, self._file, attempt, float(keep_sec), self._tell)
-                return
+        if keep:
+            self._keep()
         self._take_leave()
         why = "its work is done" if self._has_job else "its job never started"
-        end_all(self._api, self._file, self._pace, "client", why, already=self._already())
+        end_all(self._api, self._file, self._pace, "client", why, already=self._already(), spare_kept=True)
+
+    def _keep(self) -> None:
+        """Leave the pod that worked for the next call, where that is wanted and it can be told."""
+        attempt, seconds = self._attempt(), self._options.get("keep_sec")
+        if seconds and attempt is not None and attempt.state == "working" and not self._gone:
+            with contextlib.suppress(StepctlError):
+                self._ssh.release()
+                kept.keep(self._login, self._file, attempt, float(seconds), self._tell)
 
     def _take_leave(self) -> None:
         """What is worth doing before the end, as far as the pod still answers."""
         attempt = self._attempt()
-        if attempt is None or attempt.pod is None or attempt.state in ("gone", "ending") or self._gone:
+        if attempt is None or attempt.pod is None or attempt.state in ("gone", "ending", "kept") or self._gone:
             return
         with contextlib.suppress(OSError):
             capture(self._api, self._file, attempt.pod, silence=min(SILENCE_SECONDS, 4 * self._pace.poll_seconds))

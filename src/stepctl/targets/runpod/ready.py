@@ -68,7 +68,7 @@ def wait_ready(
         probe: an SSH login.
         pace: of the questions.
         tell: hears what is waited for, each thing once.
-        grace: seconds from the pod's creation.
+        grace: seconds from the pod's creation, or since it was taken over.
         denied: seconds for which a login may be refused.
 
     Returns:
@@ -127,8 +127,8 @@ class _Wait:
         return slow * self._pace.poll_seconds
 
     def _age(self) -> float:
-        """Seconds since the pod was made, by the provider's clock."""
-        created = moment(self._attempt.created_at)
+        """Seconds since the pod was made, or taken over, by the provider's clock."""
+        created = moment(self._attempt.billed_from) or moment(self._attempt.created_at)
         if created is None:
             return 0.0
         now = self._api.server_time() or self._pace.utc()
@@ -171,7 +171,7 @@ class _Wait:
             return self._api.pod(self._pod)
         pods = of_run(self._api.pods(), self._file.load().run)
         known = {attempt.pod for attempt in self._file.load().attempts}
-        claim(self._file, pods, self._pace, ending=("client", "its create had no answer, and it came late"))
+        claim(self._api, self._file, pods, self._pace, ending=("client", "its create had no answer, and it came late"))
         for late in pods:
             if late.id not in known:
                 self._tell.notice(f"pod {late.id} of an earlier create came late: it is deleted")
@@ -219,7 +219,7 @@ class _Wait:
         return pin(self._file, address.host, address.port)
 
     def _ready(self, address: SshAddress) -> Attempt:
-        first = {"state": "ready", "ready_at": stamp(self._pace)} if self._attempt.state == "made" else {}
+        first = {"state": "ready", "ready_at": stamp(self._api, self._pace)} if self._attempt.state == "made" else {}
         return change(self._file, self._attempt, ssh_host=address.host, ssh_port=address.port, **first)
 
     def _lost(self, why: str) -> PodLost:

@@ -81,12 +81,10 @@ def sweep(api: Api, store: RunStore, pace: Pace, *, secrets: bool = True) -> Swe
     pods = [pod for pod in api.pods() if run_of(pod.name) and (pod.env or {}).get("STEPCTL_RUN") and not pod.ended]
     now = api.server_time() or pace.utc()
     records, unreadable = _records(store)
-    known = {
-        attempt.pod: (record.run, attempt)
-        for record in records
-        for attempt in record.attempts
-        if attempt.pod and attempt.state != "handed"
-    }
+    attempts = [(record.run, each) for record in records for each in record.attempts if each.state != "handed"]
+    # One that changed hands is the last one's, also when the call that took it died on the way.
+    attempts.sort(key=lambda found: found[1].billed_from or "")
+    known = {attempt.pod: (run, attempt) for run, attempt in attempts if attempt.pod}
     nobody: tuple[str, Attempt | None] = ("", None)
     rented = [_rented(pod, *known.get(pod.id, nobody), now) for pod in pods]
     waiting = {attempt.name for record in records for attempt in record.open if attempt.pod is None}
@@ -162,12 +160,16 @@ def end_rented(
 
     Raises:
         PodAlive: that it is gone could not be confirmed.
+        OSError: it is gone, and the record cannot be written.
     """
     file = PodFile(store.folder(rented.run))
     try:
-        record = claim(file, [rented.pod], pace, ending=(by, reason)) if file.exists() else None
+        record = claim(api, file, [rented.pod], pace, ending=(by, reason)) if file.exists() else None
     except StepctlError:  # it cannot be read: that must not keep a pod alive
         record = None
+    except OSError:
+        end_unrecorded(api, rented.run, rented.pod, pace, limit=limit)
+        raise
     if record is None:
         end_unrecorded(api, rented.run, rented.pod, pace, limit=limit)
         return None

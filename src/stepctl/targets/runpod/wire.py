@@ -35,6 +35,17 @@ _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.Un
 _WINDOW = re.compile(r'"?\w+"?\s*;[^,]*')
 
 
+def _client(outside: bool) -> httpx.Client:
+    try:
+        return httpx.Client(trust_env=outside, verify=outside)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise UsageError(
+            f"the proxy of the environment cannot be used: {error}",
+            next="set HTTPS_PROXY and ALL_PROXY to an http:// address, or unset them",
+            code="bad_proxy",
+        ) from error
+
+
 class Answer(NamedTuple):
     """An answer; ``repeated`` when an earlier try of the same request may have had its effect."""
 
@@ -63,7 +74,7 @@ class Wire:
         self._sleep, self._first_pause = sleep, first_pause
         # http is for an address of this network: neither the environment's proxy nor certificates are for that.
         outside = self.url.startswith("https:")
-        self.http = http or httpx.Client(trust_env=outside, verify=outside)
+        self.http = http or _client(outside)
         self._date: tuple[datetime, float] | None = None
         self._hold_until = 0.0
 

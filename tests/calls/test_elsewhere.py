@@ -1,0 +1,111 @@
+"""Waiting for the pod of the same ``--key`` elsewhere: looked for with patience, ended only when idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.doubles.runpod import Sandbox
+from tests.targets.runpod.acting import L4, Clock, Desk
+
+from stepctl.calls import elsewhere
+from stepctl.calls.away import mark_of
+from stepctl.calls.elsewhere import wait_elsewhere
+from stepctl.calls.prepare import Prepared
+from stepctl.calls.request import TrainRequest
+from stepctl.calls.world import World
+from stepctl.config.load import load_settings
+from stepctl.targets.runpod.records import Pod
+from stepctl.targets.runpod.wants import body_of
+
+HUB, FOLDER = "hf://buckets/me/traces", "checkpoints"
+Go = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with Sandbox(tmp_path_factory.mktemp("runpod")) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def desk(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    running.reset()
+    monkeypatch.setenv("RUNPOD_API_KEY", running.key)
+    desk = Desk(running, Clock(running.advance), tmp_path / "elsewhere")
+    yield desk
+    desk.close()
+    running.check()
+
+
+def world_of(desk: Desk, tmp_path: Path, bucket: str) -> World:
+    (tmp_path / "stepctl.toml").write_text(
+        f'bucket = "{bucket}"\ntarget = "cloud"\n[targets.cloud]\nkind = "runpod"\nmax_hours = 1\n'
+        f'api_url = "{desk.sandbox.url}"\n'
+    )
+    return World(load_settings({}, {}, tmp_path), now=desk.clock.now, wait=desk.clock.sleep)
+
+
+def go(world: World, desk: Desk, monkeypatch: pytest.MonkeyPatch, *, committed_after: float) -> None:
+    """The call, and when the key is committed by somebody."""
+    begun = desk.clock.now()
+    monkeypatch.setattr(elsewhere, "_committed", lambda *_: desk.clock.now() - begun >= committed_after)
+    request = cast(TrainRequest, SimpleNamespace(key="k", timeout=None, no_wait=False))
+    wait_elsewhere(world, request, cast(Prepared, SimpleNamespace(settings=world.loaded.settings)))
+
+
+def theirs(world: World, desk: Desk, **env: Any) -> Pod:
+    mark = mark_of(world.loaded.settings, "k")
+    wants = replace(desk.wants(), run="theirs", env={"STEPCTL_MARK": mark, **env})
+    return desk.api.create(body_of(wants, "stepctl-theirs-1", L4, 0.39))
+
+
+@pytest.mark.parametrize(("bucket", "lists"), [(HUB, 3), (FOLDER, 1)])
+def test_only_several_lists_say_that_there_is_none(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str, lists: int
+) -> None:
+    world = world_of(desk, tmp_path, bucket)
+    go(world, desk, monkeypatch, committed_after=1e9)
+    assert len(desk.sandbox.calls("GET /v2/pods$")) == lists
+    assert desk.clock.waited == 10 * (lists - 1)
+
+
+def test_a_list_that_lags_does_not_train_twice(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(desk, tmp_path, HUB)
+    pod = theirs(world, desk)
+    desk.sandbox.quirks(pod.id, unlisted=2)
+    desk.sandbox.add_log(pod.id, "stepctl-watchdog: the job has ended")
+    go(world, desk, monkeypatch, committed_after=100)
+    assert desk.clock.waited >= 100
+    assert desk.sandbox.pods() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ("the job has started: /root/.stepctl/runs/theirs", False),
+        ("is kept for the next call, for 1800 s", False),
+        ("the job is gone: its process died", True),
+    ],
+)
+def test_a_pod_that_may_work_for_somebody_else_is_left_alone(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, ends: bool
+) -> None:
+    world = world_of(desk, tmp_path, HUB)
+    pod = theirs(world, desk)
+    for line in ("the job has started: x", "the job has ended", said):
+        desk.sandbox.add_log(pod.id, f"stepctl-watchdog: {line}")
+    go(world, desk, monkeypatch, committed_after=15)
+    assert (desk.sandbox.pods() == []) == ends
+
+
+def test_a_pod_past_its_end_is_not_waited_for(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(desk, tmp_path, HUB)
+    theirs(world, desk)
+    desk.clock.sleep(7200 + 300)
+    go(world, desk, monkeypatch, committed_after=1e9)
+    assert desk.sandbox.pods() == []
