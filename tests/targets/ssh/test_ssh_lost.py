@@ -49,6 +49,9 @@ def test_a_connection_that_breaks_mid_run_is_sought_again(rig: Rig, relay: Relay
         clock.more += max(BACK_OFF_SEC)
         until(lambda: (machine.sync(), rig.notices[-1].startswith("connected to"))[1])
         assert machine.alive()
+        size = rig.there.log.stat().st_size
+        until(lambda: (machine.sync(), rig.job.log.stat().st_size == size)[1], 10)  # noqa: B023 - called at once
+        assert len(rig.notices) == 2
         rig.notices.clear()
     rig.go()
     relay.reset()
@@ -111,6 +114,31 @@ def test_a_frozen_connection_is_noticed_and_does_not_hold_anybody_up(rig: Rig, r
     rig.go()
     assert rig.follow(machine).state == "done"
     rig.same()
+    machine.close()
+
+
+def test_a_question_that_was_lost_with_its_connection_is_asked_again(rig: Rig, relay: Relay) -> None:
+    rig.through(relay).faults(pause_at="step:2")
+    clock = Clock()
+    machine = rig.machine(clock=clock)
+    rig.begin(machine)
+    until(lambda: (machine.sync(), "step:2" in said(rig.job.path))[1])
+    relay.freeze()
+    until(lambda: (machine.sync(), machine._asked is not None)[1])
+    opened = machine._link.opened
+    assert opened is not None
+    relay.thaw()
+    relay.reset()
+    until(lambda: not opened.connection.alive)
+    with rig.there.log.open("ab") as log:
+        log.write(b"more")
+    machine.sync()
+    clock.more += BACK_OFF_SEC[0]
+    until(lambda: (machine.sync(), rig.job.log.exists())[1], 10)
+    assert rig.job.log.read_bytes() == rig.there.log.read_bytes()
+    assert len(rig.notices) == 2
+    rig.go()
+    assert rig.follow(machine).state == "done"
     machine.close()
 
 
