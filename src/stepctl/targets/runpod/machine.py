@@ -149,7 +149,9 @@ class PodMachine:
                 secrets=[api_key(self._options.get("api_key_command"), os.environ)],
             )
 
-        return make_pod(self._api, self._file, self._wants(), self._pace, self._tell, env)
+        # Without the key that they were given no pod of an earlier start lets us in.
+        adopt = self._file.client_key.exists()
+        return make_pod(self._api, self._file, self._wants(), self._pace, self._tell, env, adopt=adopt)
 
     def _fits(self, attempt: Attempt) -> bool:
         """Whether the call would take a pod with these GPUs."""
