@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -63,7 +64,8 @@ class Inside:
         """Send a signal to the processes whose command matches: how many there were."""
         found = [one for one in self.processes(pod) if re.search(match, one["command"])]
         for one in found:
-            os.kill(one["pid"], getattr(signal, f"SIG{name}"))
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(one["pid"], getattr(signal, f"SIG{name}"))
         return len(found)
 
     def execute(self, pod: Pod, command: list[str], given: str = "", seconds: float = 30) -> dict[str, Any]:

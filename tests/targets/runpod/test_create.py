@@ -98,6 +98,13 @@ def test_a_pod_that_vanished_is_confirmed_gone_and_another_made(desk: Desk) -> N
     assert second.name == f"stepctl-{RUN}-2"
 
 
+def test_a_pod_that_no_key_opens_any_more_is_ended(desk: Desk) -> None:
+    first = desk.make()
+    second = create.make_pod(desk.api, desk.file, desk.wants(), desk.pace, desk.tell, adopt=False)
+    assert [pod["id"] for pod in desk.sandbox.pods()] == [second.pod] != [first.pod]
+    assert desk.states() == ["gone", "made"]
+
+
 def test_one_odd_404_gives_up_no_living_pod(desk: Desk) -> None:
     first = desk.make()
     assert first.pod

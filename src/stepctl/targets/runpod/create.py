@@ -49,6 +49,8 @@ def make_pod(
     pace: Pace,
     tell: Teller,
     env_of: Callable[[], Mapping[str, str]] | None = None,
+    *,
+    adopt: bool = True,
 ) -> Attempt:
     """Get a pod for a run: the one that its record knows, when it still lives, else a new one.
 
@@ -61,6 +63,7 @@ def make_pod(
         pace: of the questions.
         tell: hears what is tried.
         env_of: makes the environment of a new pod, in the place of that of ``wants``.
+        adopt: take a living pod that an earlier call left; otherwise it is ended.
 
     Returns:
         The attempt, ``made`` (or as far as it was), with the pod's real price.
@@ -73,7 +76,7 @@ def make_pod(
         UsageError: a GPU type is not known.
         RunpodError: another refusal.
     """
-    living = _take_up(api, file, wants, pace, tell)
+    living = _take_up(api, file, wants, pace, tell, adopt)
     if living is not None:
         return living
     if env_of is not None:
@@ -84,26 +87,28 @@ def make_pod(
     return _Search(api, file, wants, pace, tell, choice).run()
 
 
-def _take_up(api: Api, file: PodFile, wants: Wants, pace: Pace, tell: Teller) -> Attempt | None:
+def _take_up(api: Api, file: PodFile, wants: Wants, pace: Pace, tell: Teller, adopt: bool) -> Attempt | None:
     """What an earlier call left: its living pod; whatever else is open is ended, or stays unresolved."""
     record = file.load()
     if not record.attempts:
         return None
     waiting = [attempt.name for attempt in record.open if attempt.state in WAITING]
     listed = look(api, wants.run, waiting, pace)
-    record = claim(api, file, listed, pace)
+    forgotten = "no key that opens it is left"
+    record = claim(api, file, listed, pace, ending=None if adopt else ("client", forgotten))
     found: Attempt | None = None
     for attempt in reversed(record.open):
         if attempt.pod is None:
             settle_absent(api, file, attempt, pace)
             continue
-        if attempt.state != "ending":
+        if adopt and attempt.state != "ending":
             # One of the two is enough: a living pod is not given up for a single odd answer.
             pod = next((each for each in listed if each.id == attempt.pod), None) or api.pod(attempt.pod)
             if pod is not None and pod.live and found is None:
                 found = accept(api, file, attempt, wants, pace, tell)
                 continue
-        end_pod(api, file, attempt, pace, "client", "one pod is enough" if found else "it does not work any more")
+        why = "one pod is enough" if found else "it does not work any more"
+        end_pod(api, file, attempt, pace, "client", why if adopt else forgotten)
     return found
 
 

@@ -150,7 +150,9 @@ class PodMachine:
         def env() -> dict[str, str]:
             return pod_env(self._plan(prepare_keys(self._api, self._file), wants), (self._key,))
 
-        return make_pod(self._api, self._file, wants, self._pace, self._tell, env)
+        # Without the key that they were given no pod of an earlier start lets us in.
+        adopt = self._file.client_key.exists()
+        return make_pod(self._api, self._file, wants, self._pace, self._tell, env, adopt=adopt)
 
     def _plan(self, keys: PodKeys, wants: Wants) -> PodPlan:
         """What the pod is told; what follows from its price is added when it is asked for."""
