@@ -56,8 +56,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_changes_hands(desk: Desk, taker: PodFile) -> None:
-    pod = kept_pod(desk).pod
-    taken = claim(desk, taker)
+    pod = kept_pod(desk, data_center_ids=("EU-RO-1",)).pod
+    taken = claim(desk, taker, data_center_ids=("EU-RO-1",))
     assert taken is not None
     assert (taken.pod, taken.state, desk.states()) == (pod, "made", ["handed"])
 

@@ -144,10 +144,15 @@ def _usable(
         return None
     cap, was = options.get("max_price_per_hour"), run.get("target_options", {})
     too_dear = cap is not None and (attempt.price is None or attempt.price > cap)
-    if too_dear or any(was.get(name) != options.get(name) for name in _SAME):
+    if too_dear or any(_plain(was.get(name)) != _plain(options.get(name)) for name in _SAME):
         return None
     pod = api.pod(attempt.pod)
     return attempt if pod is not None and pod.live and fits(attempt) else None
+
+
+def _plain(option: Any) -> Any:
+    """As it is after its way through a file."""
+    return list(option) if isinstance(option, tuple) else option
 
 
 def _left(until: str | None) -> float:
