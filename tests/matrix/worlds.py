@@ -106,12 +106,6 @@ def nobody(project: Rented) -> None:
     until(lambda: not project.sandbox.pods(), 60)
 
 
-def keep_one(project: Rented) -> None:
-    """An earlier call leaves its pod for the next one."""
-    said = call(project, "train", "c.jsonl", "--key", "c", "--keep-pod", "30m")
-    assert said.code == 0, said.err
-    assert len(project.sandbox.pods()) == 1
-
 
 def pause(project: Rented) -> None:
     project.faults(pause_at="step:3")
@@ -219,12 +213,6 @@ WORLDS = (
         faults=(Fault(CREATE, pod={"price": 2.0}),),
         target={"max_price_per_hour": 0.6},
         points=("create", "delete", "gone-1", "gone-list", CREATE_2, "launch"),
-    ),
-    World(
-        name="kept-claimed",
-        first=keep_one,
-        points=("pod-boot", "limit", Point("limit-2", ssh("shell"), nth=2), "setup", "launch", "over", "delete"),
-        rows=ROWS | {"c": FEW},
     ),
     World(
         name="keeping",
