@@ -59,7 +59,12 @@ def test_the_body_says_only_what_is_set() -> None:
         "cloud": "SECURE",
         "disk": 50,
         "ports": ("22/tcp",),
-        "env": {"STEPCTL_RUN": RUN, "STEPCTL_MAX_SECONDS": "7200"},
+        "env": {
+            "STEPCTL_RUN": RUN,
+            "STEPCTL_MAX_SECONDS": "7200",
+            "STEPCTL_MAX_REASON": "deadline",
+            "STEPCTL_SAVE_AHEAD": "300",
+        },
     }
     full = body_of(
         wants(gpu_count=2, data_center_ids=("X",), network_volume_id="v", min_cuda_version="12.8", args="a"),
