@@ -13,7 +13,7 @@ from tests.doubles.runpod import Fault, no_stock
 from tests.matrix.cases import ALL, Case
 from tests.matrix.follow import ROWS
 from tests.matrix.points import CREATE, DELETE, POD, PODS, RUN, Point, ssh
-from tests.matrix.rig import FEW, Rented, call
+from tests.matrix.rig import Rented
 
 POINTS = {point.name: point for point in RUN}
 Act = Callable[[Rented], None]
@@ -104,7 +104,6 @@ def nobody(project: Rented) -> None:
     """Nobody comes until the pod has ended itself."""
     project.go()
     until(lambda: not project.sandbox.pods(), 60)
-
 
 
 def pause(project: Rented) -> None:

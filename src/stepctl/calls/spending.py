@@ -116,7 +116,8 @@ def open_api(options: RunpodTarget) -> Api:
     Raises:
         UsageError: there is no key.
     """
-    return Api(api_url(options.api_url, os.environ), api_key(options.api_key_command, os.environ))
+    url, key = api_url(options.api_url, os.environ), api_key(options.api_key_command, os.environ)
+    return Api(url, key, first_pause=min(1.0, options.poll_seconds))
 
 
 def check_key(options: RunpodTarget) -> None:

@@ -58,7 +58,7 @@ class Api:
 
     def another(self) -> Api:
         """The same account over connections of its own: for another thread."""
-        return Api(self.url, self._wire.key)
+        return Api(self.url, self._wire.key, first_pause=self._wire.first_pause)
 
     def server_time(self) -> datetime | None:
         """The provider's clock, from the ``Date`` of its last answer; None before the first."""

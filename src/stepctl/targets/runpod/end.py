@@ -20,6 +20,7 @@ from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import Pod, moment
 
 END_SECONDS = 120.0
+_END_POLLS = 60
 MISSES = 3
 """Answers in a row, a poll apart, that do not know a pod before it counts as gone; nor may the list show it."""
 
@@ -48,7 +49,7 @@ def end_pod(
         pace: of the questions.
         by: who ends it: ``client``, ``reaper``; who asked for its end before stays recorded.
         reason: why.
-        limit: seconds; at least long enough for eight polls.
+        limit: seconds, 60 polls at most and eight at least.
         already: who ended it where it turns out to be gone before anybody asked.
 
     Raises:
@@ -64,7 +65,7 @@ def end_pod(
     asked_before = attempt.state == "ending"
     if not asked_before:
         attempt = _ending(file, attempt, state="ending", ending_at=stamp(api, pace), ended_by=by, reason=reason)
-    deadline = pace.deadline(max(limit, 8 * pace.poll_seconds))
+    deadline = pace.deadline(_bound(limit, pace))
     watch = _Watch(api, pod)
     while not watch.gone():
         if deadline.over or watch.denials >= MOST_DENIALS:
@@ -86,6 +87,11 @@ def end_pod(
     )
 
 
+def _bound(limit: float, pace: Pace) -> float:
+    """Seconds; fewer where an emulated provider is asked faster, and never fewer than it takes."""
+    return max(min(limit, _END_POLLS * pace.poll_seconds), 8 * pace.poll_seconds)
+
+
 def _ending(file: PodFile, attempt: Attempt, **fields: Any) -> Attempt:
     try:
         return change(file, attempt, **fields)
@@ -99,7 +105,7 @@ def end_unrecorded(api: Api, run: str, pod: Pod, pace: Pace, *, limit: float = E
     Raises:
         PodAlive: that it is gone could not be confirmed.
     """
-    deadline = pace.deadline(max(limit, 8 * pace.poll_seconds))
+    deadline = pace.deadline(_bound(limit, pace))
     watch = _Watch(api, pod.id)
     while not watch.gone():
         if deadline.over or watch.denials >= MOST_DENIALS:

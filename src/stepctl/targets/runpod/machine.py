@@ -66,7 +66,8 @@ class PodMachine:
 
     @cached_property
     def _api(self) -> Api:
-        return Api(api_url(self._options.get("api_url"), os.environ), self._key)
+        url = api_url(self._options.get("api_url"), os.environ)
+        return Api(url, self._key, first_pause=min(1.0, self._pace.poll_seconds))
 
     @cached_property
     def _key(self) -> str:

@@ -71,7 +71,7 @@ class Wire:
                 next="set RUNPOD_API_KEY anew: copy the key alone",
             )
         self.url, self.key, self.now = url.rstrip("/"), key, now
-        self._sleep, self._first_pause = sleep, first_pause
+        self._sleep, self.first_pause = sleep, first_pause
         # http is for an address of this network: neither the environment's proxy nor certificates are for that.
         outside = self.url.startswith("https:")
         self.http = http or _client(outside)
@@ -110,7 +110,7 @@ class Wire:
             headers["Content-Type"] = "application/json"
         tries = 1 if method == "POST" else TRIES
         begun = self.now()
-        held, repeated, pause = 0.0, False, self._first_pause
+        held, repeated, pause = 0.0, False, self.first_pause
         while True:
             held += self._hold()
             tries -= 1
