@@ -14,19 +14,25 @@ ROWS = {"k0": FIRST, "b": MORE}
 Follow = Callable[[Rented], list[Said]]
 
 
+def until_done(project: Rented, *, apart: bool = False) -> list[Said]:
+    """The killed call again; once more when it tells that what was on the run's pod is lost."""
+    first = call(project, *AGAIN, apart=apart)
+    return [first] if first.code == 0 else [first, call(project, *AGAIN)]
+
+
 def attach(project: Rented) -> list[Said]:
     """Follow the run again; then the same command, which must be answered."""
-    return [call(project, "train", "attach", "last"), call(project, *AGAIN)]
+    return [call(project, "train", "attach", "last"), *until_done(project)]
 
 
 def same(project: Rented) -> list[Said]:
     """The same command again, from a process of its own."""
-    return [call(project, *AGAIN, apart=True)]
+    return until_done(project, apart=True)
 
 
 def other(project: Rented) -> list[Said]:
     """Another trace of the same lineage first."""
-    return [call(project, *OTHER), call(project, *AGAIN)]
+    return [call(project, *OTHER), *until_done(project)]
 
 
 def rm(project: Rented) -> list[Said]:
@@ -40,13 +46,29 @@ def reap(project: Rented) -> list[Said]:
     return [call(project, "pod", "reap"), *until_done(project)]
 
 
-def until_done(project: Rented) -> list[Said]:
-    """The same command; once more when it tells that the run's pod was ended with its work on it."""
-    first = call(project, *AGAIN)
-    return [first] if first.code == 0 else [first, call(project, *AGAIN)]
+def mended(project: Rented) -> list[Said]:
+    """Follow the run again while the bucket refuses, and once more when somebody has mended that."""
+    refused = call(project, "train", "attach", "last")
+    unblock(project)
+    return [refused, *attach(project)]
+
+
+def block(project: Rented) -> None:
+    """The bucket can neither be read nor written."""
+    (project.path / "checkpoints").rename(project.path / "elsewhere")
+    (project.path / "checkpoints").write_text("in the way")
+
+
+def unblock(project: Rented) -> None:
+    """It can again."""
+    (project.path / "checkpoints").unlink()
+    (project.path / "elsewhere").rename(project.path / "checkpoints")
 
 
 FOLLOWS: dict[str, Follow] = {"attach": attach, "same": same, "other": other, "rm": rm, "reap": reap}
+"""What follows anywhere."""
+
+ALL_FOLLOWS = FOLLOWS | {"mended": mended}
 
 
 def codes_of(follow: str) -> tuple[int, ...]:

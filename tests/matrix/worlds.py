@@ -7,11 +7,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.doubles.project import until
-from tests.doubles.runpod import Fault, no_stock
+from tests.doubles.runpod import Fault, Sandbox, no_stock
 from tests.matrix.cases import ALL, Case
-from tests.matrix.follow import ROWS
+from tests.matrix.follow import ROWS, block
 from tests.matrix.points import CREATE, DELETE, POD, PODS, RUN, Point, ssh
 from tests.matrix.rig import Rented
 
@@ -83,6 +84,12 @@ def restart(project: Rented) -> None:
             if process["inner"] == 1:
                 os.kill(process["pid"], signal.SIGKILL)
                 sandbox.wait_event("restarted", pod["id"])
+                until(partial(_listens_again, sandbox, pod["id"]))
+
+
+def _listens_again(sandbox: Sandbox, pod: str) -> bool:
+    """Whether its second sshd says that it listens, on the first of two addresses at least."""
+    return sum("Server listening" in line for line in sandbox.logs(pod)) >= 3
 
 
 def vanish(project: Rented) -> None:
@@ -224,6 +231,13 @@ WORLDS = (
         name="no-secrets",
         faults=(Fault(r"/v2/account/secrets", times=0, status=403),),
         points=(Point("host-key", r"^GET /v2/pods/\w+/logs"), "connect-first", "launch", "delete"),
+    ),
+    World(
+        name="bucket-refuses",
+        between=block,
+        points=("payload", "poll-more", "over", "pack", "delete"),
+        thens=("mended",),
+        codes=(1, 9),
     ),
     World(name="vanished", points=JOB, sides=("after",), between=vanish, codes=(1,)),
     World(name="exited", points=("connect-first", *JOB), sides=("after",), between=exited, codes=(1,)),
