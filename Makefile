@@ -7,7 +7,7 @@ MODEL := .demo/model
 # More arguments for pytest: make test ARGS="tests/lineage -k head"
 ARGS ?=
 
-.PHONY: help install demo test lint types architecture bench sandbox system clean
+.PHONY: help install demo test matrix lint types architecture bench sandbox system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ demo: install ## train a real small model in three calls and watch its held-out 
 
 test: install ## run all tests
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+
+matrix: install ## kill the client at every call of a rented run, with all faults (an hour; root on Linux, make system)
+	STEPCTL_MATRIX=all $(BIN)/python -m pytest --numprocesses auto --dist load tests/matrix $(ARGS)
 
 lint: install ## check style and format
 	$(BIN)/ruff check $(CODE)
