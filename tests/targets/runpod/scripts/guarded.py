@@ -23,7 +23,7 @@ SCRIPTS = Path(stepctl.targets.runpod.__file__).parent
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 TOOLS = ("sleep", "mv", "mkdir", "chmod", "wc", "date", "rm")
 """Every program that the watchdog needs, but for those that speak HTTP."""
-BOUND_SEC = 10.0
+BOUND_SEC = 20.0
 BOOTED = 5000
 """Seconds that the host had been up when the container started first."""
 LIMITS = {
