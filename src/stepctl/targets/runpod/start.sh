@@ -2,7 +2,7 @@
 # The command of a pod's container: starts the watchdog before anything that may hang, then sshd, and keeps both alive.
 # It never ends by itself, since the provider starts a container that ends again and again, and bills on. POSIX sh.
 #
-# Reads PUBLIC_KEY, STEPCTL_HOST_KEY, and what watchdog.sh reads. For tests: STEPCTL_{DIR,HOME,SBIN,ETC,SSH_PORT}.
+# Reads PUBLIC_KEY, STEPCTL_HOST_KEY, and what watchdog.sh reads. For tests: STEPCTL_{DIR,SHM,HOME,SBIN,ETC,SSH_PORT}.
 set -f
 umask 077
 LC_ALL=C
@@ -75,7 +75,7 @@ watchdog_text() {
 
 # The script is in a file whole, or in none: a full disk must not cost the guard.
 start_watchdog() {
-  for folder in "$DIR" /dev/shm; do
+  for folder in "$DIR" "${STEPCTL_SHM:-/dev/shm}"; do
     { watchdog_text >"$folder/watchdog.new" && mv -f "$folder/watchdog.new" "$folder/watchdog.sh"; } 2>/dev/null
     [ ! -s "$folder/watchdog.sh" ] || break
     folder=

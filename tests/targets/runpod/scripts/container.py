@@ -124,6 +124,11 @@ class Container:
         found = self.dir / name
         return found.read_text() if found.exists() else ""
 
+    def looks(self) -> int:
+        """How often the watchdog has looked."""
+        text = self.read("state").partition("\nLOOKS=")[2].partition("\n")[0]
+        return int(text) if text.isdigit() else 0
+
     def says(self, text: str) -> None:
         until(lambda: text in self.said, f"{text!r}\n{self.said}")
 

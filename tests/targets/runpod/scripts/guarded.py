@@ -23,7 +23,7 @@ SCRIPTS = Path(stepctl.targets.runpod.__file__).parent
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 TOOLS = ("sleep", "mv", "mkdir", "chmod", "wc", "date", "rm")
 """Every program that the watchdog needs, but for those that speak HTTP."""
-BOUND_SEC = 10.0
+BOUND_SEC = 20.0
 BOOTED = 5000
 """Seconds that the host had been up when the container started first."""
 LIMITS = {
@@ -68,13 +68,15 @@ def make_path(folder: Path, shell: str, names: Sequence[str]) -> Path:
 class Trainer:
     """A job's directory with a process that stands for its trainer."""
 
-    def __init__(self, path: Path, *, started: str | None = None, **members: object) -> None:
+    def __init__(self, path: Path, *, started: str | None = None) -> None:
         self.path = path
         path.mkdir(exist_ok=True)
         self.process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         found = identify(self.process.pid)
         assert found is not None
-        self.write("process.json", {"pid": found.pid, "started": started or found.started, "attempt": "a", **members})
+        boot, _, ticks = found.started.partition(":")
+        began = started.format(boot=boot, ticks=ticks) if started else found.started
+        self.write("process.json", {"pid": found.pid, "started": began, "attempt": "a"})
         self.event()
 
     def write(self, name: str, what: object) -> None:
@@ -223,9 +225,9 @@ class GuardedPod:
     def said(self) -> str:
         return self.log.read_text()
 
-    def train(self, name: str = "job", **process: Any) -> Trainer:
-        """A job starts, and the watchdog has seen it."""
-        trainer = Trainer(self.folder / name, **process)
+    def train(self, name: str = "job", *, started: str | None = None) -> Trainer:
+        """A job starts, and the watchdog has seen it. ``started`` is what is noted of its start."""
+        trainer = Trainer(self.folder / name, started=started)
         self.trainers.append(trainer)
         self.put("job", str(trainer.path))
         if self.guard is not None:

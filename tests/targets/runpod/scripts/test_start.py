@@ -25,6 +25,7 @@ def test_a_client_gets_in_with_its_key_and_sees_no_secret(container: Container) 
         seen = run(client, "env")
     seen += container.environment("sshd") + container.environment("sleep 0.05")
     assert "RUNPOD_POD_ID" in seen
+    assert "STEPCTL_HOST_KEY is no ed25519 key" not in container.said
     for secret in (KEY, "hf_notfortheeyes", "STEPCTL_HOST_KEY"):
         assert secret not in seen
     keys = container.home / ".ssh" / "authorized_keys"
@@ -84,6 +85,7 @@ def test_a_restart_of_the_container_keeps_what_it_has(container: Container) -> N
     until(lambda: len(container.host_keys()) == 2, "the second start")
     with container.login():
         assert len(set(container.host_keys())) == 1
+    assert (container.home / ".ssh" / "authorized_keys").read_text() == container.env["PUBLIC_KEY"] + "\n"
     assert (container.read("starts"), container.read("first")) == ("2\n", first) == ("2\n", "5000\n")
     container.says("guards pod pod1a2b3c, start 2")
 
@@ -128,6 +130,9 @@ def test_nobody_gets_in_before_the_provider_hears_the_pod(container: Container, 
     container.start()
     container.says("waits until the provider is heard: no login before that")
     container.says("the provider does not tell this pod's age: no answer")
+    # Time enough for an sshd: without the door that is kept shut it takes a few looks.
+    until(lambda: container.looks() >= 20, "looks")
+    assert not container.host_keys()
     assert not container.accepts()
     api.open()
     container.at(5)
@@ -232,8 +237,11 @@ def test_the_guard_is_there_before_anything_that_hangs(container: Container, api
     until(lambda: api.endings, "the end")
 
 
-def test_a_full_disk_does_not_cost_the_guard(container: Container, api: StubApi) -> None:
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_full_disk_does_not_cost_the_guard(container: Container, api: StubApi, memory: bool) -> None:
     container.dir.write_text("nothing can be made below this")
+    if not memory:
+        container.env["STEPCTL_SHM"] = str(container.dir)
     container.env["STEPCTL_MAX_SECONDS"] = "30"
     container.start()
     until(lambda: api.endings, f"the end, for an age of 40 s\n{container.said}")

@@ -182,11 +182,9 @@ def test_a_trainer_that_died_is_an_end(pod: GuardedPod, reaped: bool) -> None:
 @pytest.mark.parametrize("started", ["{boot}:12", "8d1c8b0e-0000-4000-8000-2f3f6f0c6f3a:{ticks}"])
 def test_another_process_with_the_number_of_the_trainer_is_not_the_trainer(pod: GuardedPod, started: str) -> None:
     pod.start()
-    real = pod.train("real")
-    boot, _, ticks = str(pod.state_text("PROCESS")).partition(" ")[2].partition(":")
-    pod.train("job", started=started.format(boot=boot, ticks=ticks))
-    pod.looks().at(599).holds().at(600).ends("died")
-    assert real.process.poll() is None
+    job = pod.train(started=started)
+    pod.at(599).holds().at(600).ends("died")
+    assert job.process.poll() is None
 
 
 def test_a_restart_of_the_container_that_lost_the_job_ends_the_pod_after_the_grace(pod: GuardedPod) -> None:
