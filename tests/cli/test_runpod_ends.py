@@ -140,7 +140,7 @@ def test_the_pod_goes_under_the_job(rented: Rented, what: str) -> None:
 def test_a_pod_without_a_gpu_trains_nothing(rented: Rented) -> None:
     rented.set(device=None)
     rented.faults(engine="torch")
-    report = rented.train(rented.trace("a.jsonl", rows(4)), code=1)
+    report = rented.train(rented.trace("a.jsonl", rows(4)), code=2)
     assert (report["state"], report["error"]["code"]) == ("failed", "no_device")
     assert "device cuda is not there" in report["error"]["message"]
     assert rented.trained() == 0

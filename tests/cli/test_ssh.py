@@ -122,7 +122,7 @@ def test_a_killed_job(away: Away, phase: str) -> None:
     away.verify()
 
 
-@pytest.mark.parametrize("number", range(0, 60, 8))
+@pytest.mark.parametrize("number", range(0, 60, 12))
 def test_killed_before_any_write_of_the_command_line(away: Away, number: int) -> None:
     """Every point at which the record, the freight or what was fetched is written here."""
     away.trace("b.jsonl", rows(10))

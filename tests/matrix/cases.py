@@ -1,6 +1,6 @@
 """Which cases there are, and which of them every run of the tests makes.
 
-``STEPCTL_MATRIX=all`` makes all of them (``make matrix``); else one in three points is met once, from one side, and
+``STEPCTL_MATRIX=all`` makes all of them (``make matrix``); else one in eight points is met once, from one side, and
 followed by one command, which all change from point to point.
 """
 
@@ -14,7 +14,7 @@ from tests.doubles.runpod.faults import When
 from tests.matrix.follow import FOLLOWS
 from tests.matrix.points import CREATE, Point
 
-STRIDE = 3
+STRIDE = 8
 """Every run of the tests meets one in so many of the points and worlds; all of them take half an hour."""
 
 ALL = os.environ.get("STEPCTL_MATRIX") == "all"
@@ -58,7 +58,7 @@ def whole(points: Sequence[Point]) -> Iterator[Case]:
 
 
 def chosen(points: Sequence[Point]) -> list[Case]:
-    """All cases, or one for each third point."""
+    """All cases, or one for each eighth point."""
     cases = list(whole(points))
     if ALL:
         return cases

@@ -55,7 +55,7 @@ def machines(rig: Rig, plain_hub: Hub, tmp_path: Path) -> Iterator[list[Machine]
     remove(tmp_path)
 
 
-@pytest.mark.parametrize("case", list(cases()) if ALL else list(cases())[::6], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", list(cases()) if ALL else list(cases())[::12], ids=lambda case: case.id)
 def test_killed(machines: list[Machine], case: Case) -> None:
     one, two = machines
     if case.then == "elsewhere":

@@ -270,7 +270,7 @@ WORLDS = (
 
 
 def worlds() -> list[tuple[World, Case]]:
-    """All cases, or one of each third world."""
+    """All cases, or one of each eighth world."""
     found = []
     for number, world in enumerate(WORLDS):
         if not ALL and number % STRIDE:
