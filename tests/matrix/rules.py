@@ -152,6 +152,8 @@ def _secrets(project: Rented, killed: Killed) -> None:
     for path in project.everything():
         if path.suffix == ".jsonl" and path.parent == project.path:
             continue
+        if path.name == "client_key" and PodFile(path.parent).load().open:
+            continue  # a create has no answer yet, and its pod may still have to be let in to
         data = path.read_bytes()
         assert not any(text.encode() in data for text in project.hidden), f"an example or a key is in {path}"
 
