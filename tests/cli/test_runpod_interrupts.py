@@ -130,7 +130,8 @@ def test_once_the_job_runs_it_only_leaves(rented: Rented) -> None:
     process.send_signal(signal.SIGINT)
     _, err = ended(process, 130)
     attempt = rented.attempts()[-1]
-    assert f"pod {attempt['pod']} goes on at $0.27 an hour; it ends itself at {attempt['deadline_at']}" in err
+    until_then = attempt["deadline_at"][:19]
+    assert f"pod {attempt['pod']} goes on at $0.27 an hour; it ends itself at {until_then} UTC" in err
     assert f"stepctl train attach {rented.runs()[-1].name}" in err
     assert len(rented.sandbox.pods()) == 1
     rented.go()
