@@ -7,7 +7,7 @@ MODEL := .demo/model
 # More arguments for pytest: make test ARGS="tests/lineage -k head"
 ARGS ?=
 
-.PHONY: help install demo test matrix lint types architecture bench sandbox system clean
+.PHONY: help install demo test long matrix lint types architecture bench sandbox system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,8 +18,11 @@ install: ## make .venv with the tested version of everything and stepctl itself
 demo: install ## train a real small model in three calls and watch its held-out loss fall (about 3 minutes, 2 GB of memory)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
 
-test: install ## run all tests
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+test: install ## run the tests, but for the long rehearsals of other machines
+	$(BIN)/python -m pytest -m "not long" --numprocesses auto --dist loadfile $(ARGS)
+
+long: install ## run the long rehearsals of other machines (several minutes; root on Linux, make system)
+	$(BIN)/python -m pytest -m long --numprocesses auto --dist loadfile $(ARGS)
 
 matrix: install ## kill the client at every call of a rented run, with all faults (an hour; root on Linux, make system)
 	STEPCTL_MATRIX=all $(BIN)/python -m pytest --numprocesses auto --dist load tests/matrix $(ARGS)

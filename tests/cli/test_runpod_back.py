@@ -11,7 +11,7 @@ from tests.doubles.project import dying_program, kill, rows, until
 from tests.doubles.rented import Rented, ended
 from tests.doubles.runpod import Fault
 
-pytestmark = pytest.mark.pods
+pytestmark = [pytest.mark.pods, pytest.mark.long]
 
 CREATES, DELETES = "^POST /v2/pods$", "^DELETE /v2/pods"
 

@@ -8,7 +8,7 @@ import pytest
 from tests.doubles.project import kill, rows, until
 from tests.doubles.rented import Rented, ended
 
-pytestmark = pytest.mark.pods
+pytestmark = [pytest.mark.pods, pytest.mark.long]
 
 
 def left_alone(rented: Rented, phase: str, rows_: int = 10, *args: str) -> Path:

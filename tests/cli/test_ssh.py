@@ -106,6 +106,7 @@ def test_a_killed_command_line(away: Away, phase: str) -> None:
     assert away.jobs() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_job(away: Away, phase: str) -> None:
     away.train(away.trace("a.jsonl", rows(4)))
@@ -122,6 +123,7 @@ def test_a_killed_job(away: Away, phase: str) -> None:
     away.verify()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(0, 60, 12))
 def test_killed_before_any_write_of_the_command_line(away: Away, number: int) -> None:
     """Every point at which the record, the freight or what was fetched is written here."""

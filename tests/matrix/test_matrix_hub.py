@@ -15,7 +15,7 @@ from tests.matrix.points import RUN
 from tests.matrix.rig import FEW, MORE, Rented, Rig, Said, call, kill_at, remove
 from tests.matrix.rules import check
 
-pytestmark = pytest.mark.pods
+pytestmark = [pytest.mark.pods, pytest.mark.long]
 
 POINTS = (
     "pods-elsewhere add-secret create connect-first limit wheel launch payload poll-more over logs delete last-list"

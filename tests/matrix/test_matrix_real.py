@@ -18,7 +18,7 @@ from tests.trainer.tiny import build_tiny
 
 from stepctl.base.files import sha256_file
 
-pytestmark = [pytest.mark.pods, pytest.mark.torch]
+pytestmark = [pytest.mark.pods, pytest.mark.torch, pytest.mark.long]
 
 CASES = (
     ("create", "after", "same"),

@@ -14,7 +14,7 @@ from tests.matrix.rig import FEW, Killed, Rented, Said, call, kill_at
 from tests.matrix.rules import check
 from tests.matrix.worlds import POINTS, SHORT, World, worlds
 
-pytestmark = pytest.mark.pods
+pytestmark = [pytest.mark.pods, pytest.mark.long]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ import pytest
 from tests.doubles.runpod import Fault, Sandbox
 from tests.targets.runpod.acting import A5000, L4, Clock, Desk, Died
 
+pytestmark = pytest.mark.long
+
 CREATES = r"^POST /v2/pods$"
 Scenario = tuple[list[Fault], dict[str, Any]]
 
