@@ -122,7 +122,7 @@ def reclaim(world: World, record: RunRecord) -> RunRecord:
         StepctlError: the provider cannot be asked.
     """
     file = PodFile(world.store.folder(record.run))
-    if record.report is None or not file.exists() or not any(each.state != "kept" for each in file.load().open):
+    if record.report is None or not file.exists() or not file.load().unended:
         return record
     report = msgspec.convert(record.report, Report)
     let_go(world, record, machine_of(world.store, record, teller(world)), report)

@@ -221,7 +221,7 @@ def with_pods(report: Report, store: RunStore, run: str) -> Report:
         return report
     report.pods = [msgspec.to_builtins(attempt) for attempt in record.attempts]
     report.cost_usd = round(record.spent_usd, 4)
-    report.pod_alive = any(attempt.state != "kept" for attempt in record.open)
+    report.pod_alive = bool(record.unended)
     return report
 
 
@@ -245,7 +245,7 @@ def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
     """Make an error say that a pod of the run may still be alive, when that is so: it outranks everything else."""
     file = PodFile(store.folder(run))
     try:
-        alive = [each for each in file.load().open if each.state != "kept"] if file.exists() else []
+        alive = file.load().unended if file.exists() else []
     except StepctlError:
         return
     if not alive:

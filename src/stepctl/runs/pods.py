@@ -5,8 +5,6 @@ Written before each act on the provider, with enough in it to find what the act 
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from stepctl.base.errors import StepctlError
-from stepctl.base.files import write_atomic
+from stepctl.base.files import locked, write_atomic
 
 POD_VERSION = 1
 
@@ -95,6 +93,11 @@ class PodRecord(Struct, kw_only=True):
         return [attempt for attempt in self.attempts if attempt.state in OPEN]
 
     @property
+    def unended(self) -> list[Attempt]:
+        """Open attempts that nobody wants to stay: all but the kept ones."""
+        return [attempt for attempt in self.open if attempt.state != "kept"]
+
+    @property
     def spent_usd(self) -> float:
         """What all ended attempts cost, as counted here, and what kept ones cost until they were kept."""
         return sum(attempt.spent_usd or 0.0 for attempt in self.attempts)
@@ -154,12 +157,8 @@ class PodFile:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Held by one process from reading to writing. Not to be nested."""
-        fd = os.open(self.folder / ".pod", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(self.folder / ".pod", 0o600):
             yield
-        finally:
-            os.close(fd)
 
     def update(self, change: Callable[[PodRecord], None]) -> PodRecord:
         """Read, change, write."""

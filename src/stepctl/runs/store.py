@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,22 +11,12 @@ from pathlib import Path
 import msgspec
 
 from stepctl.base.errors import StepctlError, UsageError
-from stepctl.base.files import make_dirs, write_atomic
+from stepctl.base.files import locked, make_dirs, write_atomic
 from stepctl.base.names import iso, utc_now
 from stepctl.jobs.directory import JobDir
 from stepctl.runs.record import RUN_VERSION, UNFINISHED, RunRecord
 
 _SECOND = len("20261130T041502")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -57,19 +46,19 @@ class RunStore:
     def lock(self) -> Iterator[None]:
         """Held while a call looks for unfinished runs and makes its own record, never while it trains."""
         make_dirs(self.path)
-        with _locked(self.path / ".lock"):
+        with locked(self.path / ".lock"):
             yield
 
     @contextmanager
     def bringing(self, run: str) -> Iterator[None]:
         """Held while the run's checkpoints are fetched from its machine and committed: one call at a time."""
-        with _locked(self.folder(run) / ".bringing"):
+        with locked(self.folder(run) / ".bringing"):
             yield
 
     @contextmanager
     def ending(self, run: str) -> Iterator[None]:
         """Held while a run on another machine is brought to its end: one call at a time."""
-        with _locked(self.folder(run) / ".ending"):
+        with locked(self.folder(run) / ".ending"):
             yield
 
     def create(self, record: RunRecord) -> None:
@@ -83,7 +72,7 @@ class RunStore:
 
     def update(self, run: str, change: Callable[[RunRecord], None]) -> RunRecord:
         """Change a record under its lock and write it; an ended run is never set back to an unfinished state."""
-        with _locked(self.folder(run) / ".lock"):
+        with locked(self.folder(run) / ".lock"):
             record = self.load(run)
             before = record.state
             change(record)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stepctl.base.errors import StepctlError
-from stepctl.base.files import write_atomic
+from stepctl.base.files import locked, write_atomic
 from stepctl.base.names import iso, utc_now
 from stepctl.runs.pods import Attempt, PodFile, PodRecord
 from stepctl.runs.record import RunRecord
@@ -82,17 +78,6 @@ def keep(login: Login, file: PodFile, attempt: Attempt, seconds: float, tell: Te
     tell.notice(f"pod {attempt.pod} is kept{rate} until {iso(until)}: the next call on this target takes it")
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process of this project takes a kept pod at a time."""
-    fd = os.open(folder / ".kept", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
 def claim(
     file: PodFile, options: Mapping[str, Any], api: Api, pace: Pace, tell: Teller, fits: Callable[[Attempt], bool]
 ) -> Attempt | None:
@@ -108,7 +93,8 @@ def claim(
     if record.open:
         return None
     runs = file.folder.parent
-    with _alone(runs):
+    # One process of this project takes a kept pod at a time.
+    with locked(runs / ".kept"):
         for path in sorted(runs.glob("*/pod.json"), reverse=True):
             other = PodFile(path.parent)
             if path.parent == file.folder or not (attempt := _usable(other, record, options, api, fits)):

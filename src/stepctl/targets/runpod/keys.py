@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from stepctl.base.files import write_atomic
 from stepctl.runs.pods import PodFile, PodRecord
 from stepctl.targets.runpod.api import Api
+from stepctl.targets.runpod.command import HOST_KEY_LINE
 from stepctl.targets.runpod.errors import BadKey, Rejected, RunpodError
 
 SILENCE_SECONDS = 1.0
-KEY_LINE = "stepctl-host-key:"
 _TYPE = "ssh-ed25519"
 SECRET_PREFIX = "stepctl_"  # noqa: S105
 
@@ -138,7 +138,7 @@ def host_key_from_log(api: Api, pod_id: str) -> str | None:
     """The host key that a pod printed when it made its own, from its container's log; None when it is not there yet."""
     found = None
     for line in api.logs(pod_id, "container", 1000, silence=SILENCE_SECONDS):
-        _, mark, rest = line.line.partition(KEY_LINE)
+        _, mark, rest = line.line.partition(HOST_KEY_LINE)
         if mark and (key := read_host_key(rest)):
             found = key
     return found

@@ -166,7 +166,7 @@ class PodMachine:
             run=self._record.run,
             mark=str(self._options.get("mark") or ""),
             public_key=keys.client,
-            host_key_secret=self._file.load().secret if keys.host else None,
+            host_key_secret=keys.secret,
             max_seconds=life,
             max_reason=why,
             boot_grace=seconds("boot_grace_minutes"),

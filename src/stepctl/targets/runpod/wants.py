@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from stepctl.runs.pods import PodRecord
+from stepctl.targets.runpod.command import MAX_ENV
 from stepctl.targets.runpod.records import CreateGpu, CreatePod, Mounts, NetworkMount
 
-MOST_ENV = 50
 VOLUME_PATH = "/workspace"
 _PREFIX = "stepctl-"
 _SAVE_AHEAD = 300
@@ -127,7 +127,7 @@ def body_of(wants: Wants, name: str, gpu: str, price: float | None) -> CreatePod
         "STEPCTL_MAX_REASON": why,
         "STEPCTL_SAVE_AHEAD": str(save_ahead(seconds)),
     }
-    assert len(env) <= MOST_ENV, "the provider takes 50 variables"
+    assert len(env) <= MAX_ENV, "the provider takes 50 variables"
     unset = msgspec.UNSET
     volume = wants.network_volume_id
     return CreatePod(
