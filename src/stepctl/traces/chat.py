@@ -92,7 +92,7 @@ class ChatPlacer:
         return Placed(text, spans, not has_system and self._injects_system())
 
     def _render(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
-        return self._tokenizer.render([m._asdict() for m in messages], prompt)
+        return self._tokenizer.render([message.data() for message in messages], prompt)
 
     def _try(self, messages: Sequence[Message], *, prompt: bool = False) -> str | None:
         """As :meth:`_render`; None when the template does not take these messages (a part of a conversation)."""

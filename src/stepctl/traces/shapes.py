@@ -5,6 +5,7 @@ A column that is null counts as absent when the row has another shape: tools fil
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -44,18 +45,56 @@ _PART_TYPES = (
 )
 
 
+class ToolCall(NamedTuple):
+    """A call that the assistant makes; ``arguments`` is the JSON text of an object."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+    def data(self) -> dict[str, Any]:
+        """As templates read it: the arguments as an object."""
+        call: dict[str, Any] = {
+            "type": "function",
+            "function": {"name": self.name, "arguments": json.loads(self.arguments)},
+        }
+        return call if self.id is None else {**call, "id": self.id}
+
+
 class Message(NamedTuple):
-    """One turn."""
+    """One turn.
+
+    ``thinking`` stands beside the content. ``name`` and ``call_id`` say which call a tool's answer belongs to. Only a
+    ``supervised`` turn of the assistant may be learned; the others are context.
+    """
 
     role: str
     content: str
+    thinking: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    call_id: str | None = None
+    supervised: bool = True
+
+    def data(self) -> dict[str, Any]:
+        """As templates read it (the form of transformers' ``apply_chat_template``)."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.calls:
+            message["tool_calls"] = [call.data() for call in self.calls]
+        if self.name is not None:
+            message["name"] = self.name
+        if self.call_id is not None:
+            message["tool_call_id"] = self.call_id
+        return message
 
 
 @dataclass(frozen=True)
 class Conversation:
     """The assistant's turns are supervised, but for those among the first ``prompt`` messages.
 
-    ``column`` holds the supervised turns; ``fields`` says where each text stands in the row when it is not in order
+    ``tools`` is the JSON text of the list of tools that the assistant may call, or empty. ``column`` holds the supervised turns; ``fields`` says where each text stands in the row when it is not in order
     in that column. Both are for refusals alone.
     """
 
@@ -63,6 +102,7 @@ class Conversation:
     prompt: int = 0
     column: str = field(default="messages", compare=False)
     fields: tuple[str, ...] = field(default=(), compare=False)
+    tools: str = ""
 
     def field(self, number: int) -> str:
         """Where the text of a message stands in its row."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepctl.base.errors import UsageError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], str]
 
 CHATML = (
