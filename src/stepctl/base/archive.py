@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from stepctl.base.files import BLOCK, TEMPORARY, fsync_dir
 
 _LINE = 1 << 16
 _FEW = 32
+_LONG = 1 << 16
 
 Write = Callable[[bytes | memoryview], object]
 Report = Callable[[int, int], None]
@@ -27,6 +29,33 @@ Report = Callable[[int, int], None]
 
 class ArchiveError(Exception):
     """The stream is cut, changed, or tries to leave its folder; or a file changed while it was read."""
+
+
+class _Digest:
+    """sha256 that is computed beside what is done with the bytes: hashlib lets go of the interpreter for long ones.
+
+    What it is given must stay as it is until the next call.
+    """
+
+    def __init__(self, pool: Executor) -> None:
+        self._sha256, self._pool = hashlib.sha256(), pool
+        self._pending: Future[None] | None = None
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._settle()
+        if len(data) < _LONG:
+            self._sha256.update(data)
+        else:
+            self._pending = self._pool.submit(self._sha256.update, data)
+
+    def hexdigest(self) -> str:
+        self._settle()
+        return self._sha256.hexdigest()
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
 
 class Source(Protocol):
@@ -100,17 +129,23 @@ def pack(files: Sequence[File], write: Write, report: Report = lambda *_: None) 
     Raises:
         ArchiveError: a file is not as long as it was.
     """
+    with ThreadPoolExecutor(1) as pool:
+        return _pack(files, write, report, _Digest(pool))
+
+
+def _pack(files: Sequence[File], write: Write, report: Report, digest: _Digest) -> str:
     total, done = sum(file.size for file in files), 0
-    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    # Two blocks in turn: one may still be hashed while the other is filled.
+    block, other = memoryview(bytearray(BLOCK)), memoryview(bytearray(BLOCK))
     head = _line({"bytes": total, "files": len(files)})
     block[: len(head)] = head
     filled = len(head)
 
     def flush() -> None:
-        nonlocal filled
+        nonlocal block, other, filled
         digest.update(block[:filled])
         write(block[:filled])
-        filled = 0
+        block, other, filled = other, block, 0
         report(done, total)
 
     for file in files:
@@ -141,15 +176,20 @@ def _line(value: dict[str, Any]) -> bytes:
 class _Reader:
     """Lines and bytes of a stream, hashed as they are taken."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, digest: _Digest) -> None:
         self._source, self._buffer, self._at = source, b"", 0
-        self.digest = hashlib.sha256()
+        self.digest = digest
 
-    def _more(self) -> None:
-        data = self._source.recv(2 * BLOCK)
-        if not data:
-            raise ArchiveError("the transfer was cut")
-        self._buffer, self._at = self._buffer[self._at :] + data, 0
+    def _more(self, wanted: int = 1) -> None:
+        """Read until at least ``wanted`` bytes are here."""
+        pieces = [self._buffer[self._at :]]
+        there = len(pieces[0])
+        while there < wanted or len(pieces) == 1:
+            pieces.append(self._source.recv(2 * BLOCK))
+            if not pieces[-1]:
+                raise ArchiveError("the transfer was cut")
+            there += len(pieces[-1])
+        self._buffer, self._at = b"".join(pieces), 0
 
     def line(self) -> dict[str, Any]:
         while (end := self._buffer.find(b"\n", self._at)) < 0:
@@ -169,9 +209,9 @@ class _Reader:
         return value
 
     def take(self, limit: int) -> memoryview:
-        """At least one byte and at most ``limit`` of those that are here."""
-        if self._at == len(self._buffer):
-            self._more()
+        """The next bytes: ``limit`` of them, or a large part."""
+        if len(self._buffer) - self._at < min(limit, BLOCK):
+            self._more(min(limit, BLOCK))
         part = memoryview(self._buffer)[self._at : self._at + limit]
         self._at += len(part)
         self.digest.update(part)
@@ -188,7 +228,12 @@ def unpack(source: Source, folder: Path, report: Report = lambda *_: None) -> st
         ArchiveError: it is cut or changed; what was written is the caller's to remove.
         OSError: the disk is full.
     """
-    reader, made, done = _Reader(source), {""}, 0
+    with ThreadPoolExecutor(1) as pool:
+        return _unpack(_Reader(source, _Digest(pool)), folder, report)
+
+
+def _unpack(reader: _Reader, folder: Path, report: Report) -> str:
+    made, done = {""}, 0
     head = reader.line()
     if "error" in head:
         raise ArchiveError(str(head["error"]))
