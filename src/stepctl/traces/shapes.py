@@ -94,8 +94,9 @@ class Message(NamedTuple):
 class Conversation:
     """The assistant's turns are supervised, but for those among the first ``prompt`` messages.
 
-    ``tools`` is the JSON text of the list of tools that the assistant may call, or empty. ``column`` holds the supervised turns; ``fields`` says where each text stands in the row when it is not in order
-    in that column. Both are for refusals alone.
+    ``tools`` is the JSON text of the list of tools that the assistant may call, or empty. ``column`` holds the
+    supervised turns; ``fields`` says where each text stands in the row when it is not in order in that column. Both
+    are for refusals alone.
     """
 
     messages: tuple[Message, ...]
