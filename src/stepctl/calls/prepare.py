@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,8 +21,9 @@ from stepctl.lineage.identity import require_same
 from stepctl.lineage.records import ROOT, Identity, Manifest
 from stepctl.lineage.store import LineageState, read_lineage
 from stepctl.models.resolve import ResolvedModel, is_folder, resolve_model
-from stepctl.traces.judge import judge
+from stepctl.traces.judge import survey
 from stepctl.traces.rows import BadRow, Judgement, RowWarning, Source
+from stepctl.traces.rules import Rules
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 INHERITED = (
@@ -32,12 +34,17 @@ INHERITED = (
     "grad_accum",
     "seed",
     "train_on",
+    "on_long",
+    "thinking",
+    "parse_special_tokens",
     "beta",
     "desirable_weight",
     "undesirable_weight",
 )
 """Train settings that a lineage goes on with unless they are given: what a step is, not where it is made."""
 
+
+_SHOWN = 20
 
 _Section = TypeVar("_Section", LoraSettings, TrainSettings)
 
@@ -120,7 +127,8 @@ def _inherited(loaded: Loaded, settings: Settings) -> list[str]:
     return [f"{name} {has} is the lineage's (the default is {says})" for name, has, says in pairs if has != says]
 
 
-def _shape(identity: Identity) -> dict[str, Any]:
+def shape_of(identity: Identity) -> dict[str, Any]:
+    """The LoRA shape of an identity, as settings name it."""
     return {name: getattr(identity, name) for name in ("r", "alpha", "dropout", "target_modules")}
 
 
@@ -163,7 +171,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     origin = None
     if loaded.settings.init_from is not None:
         origin = find_origin(loaded.settings.init_from, bucket, loaded.project)
-    lora = _shape(head.identity) if head else origin.lora if origin else {}
+    lora = shape_of(head.identity) if head else origin.lora if origin else {}
     settings = inherit(loaded, head.identity if head else None, origin, lora, head.settings if head else {})
     model = resolve_model(settings.model, settings.revision, loaded.hf_token)
     if origin is not None and head is None:
@@ -171,7 +179,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     tokenizer = load_tokenizer(model.folder)
     judged = _judge(request.sources, tokenizer, settings)
     held_out = _judge((request.eval_source,), tokenizer, settings) if request.eval_source else None
-    _refuse_bad([*judged.bad, *(held_out.bad if held_out else [])])
+    refuse_bad([*judged.refusals, *(held_out.refusals if held_out else [])])
     identity = _identity(settings, model, head, origin)
     if head is not None:
         require_same(settings.lineage, head.identity, identity)
@@ -196,28 +204,43 @@ def _identity(settings: Settings, model: ResolvedModel, head: Manifest | None, o
 
 
 def _judge(sources: tuple[Source, ...], tokenizer: TextTokenizer, settings: Settings) -> Judgement:
-    train = settings.train
-    return judge(
-        sources, method=settings.method, tokenizer=tokenizer, max_length=train.max_length, train_on=train.train_on
-    )
+    return survey(sources, Rules.of(settings.method, settings.train), tokenizer)
 
 
-def _refuse_bad(bad: list[BadRow]) -> None:
+def refuse_bad(bad: list[BadRow]) -> None:
+    """Raises:
+    TraceRefused: there are bad rows; all are in its details, the first ones in its message.
+    """
     if not bad:
         return
-    lines = [_bad_line(row) for row in bad]
-    shown = lines[:20] + ([f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else [])
     count = len({(row.file, row.line) for row in bad})
     noun = "row" if count == 1 else "rows"
+    skip = "" if any(row.line is None or row.rest_unread for row in bad) else ", or leave them out: --skip-bad-rows"
     raise TraceRefused(
-        "\n".join([f"the trace is refused: {count} bad {noun}", *shown]),
+        "\n".join([f"the trace is refused: {count} bad {noun}", *bad_lines(bad)]),
         safe="nothing was trained, and the head is as it was",
-        next="mend or remove those rows, then run the command again",
+        next=f"mend or remove those rows, then run the command again{skip}",
         details={"bad": [msgspec.to_builtins(row) for row in bad]},
     )
 
 
-def _bad_line(row: BadRow) -> str:
-    where = f"{row.file}, line {row.line}" if row.line is not None else row.file
-    field = f" {row.field}:" if row.field else ""
-    return f"  {where}:{field} {row.reason}"
+def bad_lines(bad: list[BadRow]) -> list[str]:
+    """What is wrong, by reason: rows with the same flaw are told together."""
+    groups: dict[tuple[str, str | None, str], list[BadRow]] = {}
+    for row in bad:
+        groups.setdefault((row.file, _any_number(row.field), row.reason), []).append(row)
+    lines = [_bad_group(rows) for rows in groups.values()]
+    return lines[:_SHOWN] + ([f"  ... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
+
+
+def _any_number(field: str | None) -> str | None:
+    return None if field is None else re.sub(r"\[\d+\]", "[]", field)
+
+
+def _bad_group(rows: list[BadRow]) -> str:
+    first = rows[0]
+    lines = [str(row.line) for row in rows if row.line is not None]
+    more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    where = f"{first.file}, line{'s' * (len(lines) > 1)} {', '.join(lines[:_SHOWN])}{more}" if lines else first.file
+    field = f" {first.field if len(rows) == 1 else _any_number(first.field)}:" if first.field else ""
+    return f"  {where}:{field} {first.reason}"

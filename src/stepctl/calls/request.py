@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -60,6 +61,17 @@ def read_source(name: str) -> Source:
     Raises:
         UsageError: it is missing, a folder, or unreadable.
     """
+    with read_name(name):
+        return Source(name=name, data=Path(name).read_bytes())
+
+
+@contextmanager
+def read_name(name: str) -> Iterator[None]:
+    """What goes wrong inside, while the file of this name is read, is told as a person needs it.
+
+    Raises:
+        UsageError: the file is missing, a folder, or unreadable.
+    """
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -68,7 +80,7 @@ def read_source(name: str) -> Source:
             next="rename it, or send it on stdin: stepctl train - < FILE",
         ) from None
     try:
-        return Source(name=name, data=Path(name).read_bytes())
+        yield
     except FileNotFoundError:
         raise UsageError(f"the file {name} does not exist", next="check the path", code="no_such_file") from None
     except IsADirectoryError:

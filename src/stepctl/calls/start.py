@@ -60,7 +60,7 @@ def make_record(
     now, settings = utc_now(), prepared.settings
     run = request.run or new_run_id(now)
     new_root = decision.fresh and not state.empty
-    rows = len(prepared.judged.rows)
+    rows = prepared.judged.kept
     record = RunRecord(
         run=run,
         created_at=iso(now),
@@ -101,7 +101,7 @@ def make_record(
 def _eval_record(request: TrainRequest, held_out: Judgement | None) -> TraceRecord | None:
     if held_out is None or request.eval_path is None:
         return None
-    return TraceRecord(paths=(request.eval_path,), sha256=held_out.sha256, rows_total=len(held_out.rows))
+    return TraceRecord(paths=(request.eval_path,), sha256=held_out.sha256, rows_total=held_out.kept)
 
 
 def _settings(prepared: Prepared, fresh: bool) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _spec(
         lora=settings.lora,
         train=_train_settings(settings),
         trace=_trace_spec(request.sources, record.trace.sha256, record.trace.rows_total, record.trace.rows_start),
-        eval=_trace_spec((request.eval_source,), held_out.sha256, len(held_out.rows), 0)
+        eval=_trace_spec((request.eval_source,), held_out.sha256, held_out.kept, 0)
         if request.eval_source and held_out
         else None,
         bucket=settings.bucket,

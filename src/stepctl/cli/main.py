@@ -10,7 +10,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
 from stepctl import __version__
 from stepctl.base.errors import UsageError
-from stepctl.cli import config, doctor, init, lineage, pod, runs, status, train, try_
+from stepctl.cli import config, doctor, init, lineage, pod, runs, status, trace, train, try_
 
 app = typer.Typer(
     name="stepctl",
@@ -39,6 +39,7 @@ def _root(
 
 app.command("init")(init.init)
 app.add_typer(train.app, name="train")
+app.add_typer(trace.app, name="trace")
 app.command("status")(status.status)
 app.add_typer(runs.app, name="runs")
 app.add_typer(pod.app, name="pod")

@@ -34,9 +34,8 @@ def show_plan(output: Output, world: World, request: TrainRequest) -> int:
     if not isinstance(target_of(prepared.settings), LocalTarget):
         return _show_away(output, world, prepared, report)
     gpus, reason = _place(report, prepared, world.loaded.hf_token)
-    rows = prepared.judged.rows
-    longest = max(len(text.input_ids) for row in rows for text in row.texts)
-    memory = _memory(report, prepared, gpus, max(row.tokens for row in rows))
+    longest = prepared.judged.longest
+    memory = _memory(report, prepared, gpus, prepared.judged.widest)
     document: dict[str, Any] = msgspec.to_builtins(report)
     document |= {
         "tokens": prepared.judged.tokens,

@@ -56,6 +56,12 @@ def train(
         str | None, typer.Option("--eval", help="Held-out examples: their loss before and after.", metavar="FILE")
     ] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of an example that are kept.")] = None,
+    on_long: Annotated[
+        str | None, typer.Option(help="Longer examples: truncate, refuse or drop.", metavar="WHAT")
+    ] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave bad rows out instead of refusing the trace.")
+    ] = False,
     grad_accum: Annotated[int | None, typer.Option(help="Examples in one optimizer step (G).")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the adapter's start and of dropout.")] = None,
@@ -91,6 +97,8 @@ def train(
             "lineage": lineage,
             "init_from": init_from,
             "train.max_length": max_length,
+            "train.on_long": on_long,
+            "train.skip_bad_rows": skip_bad_rows or None,
             "train.grad_accum": grad_accum,
             "train.learning_rate": learning_rate,
             "train.seed": seed,

@@ -12,6 +12,8 @@ from msgspec import Meta, Struct, field
 Method = Literal["sft", "dpo", "kto"]
 Precision = Literal["auto", "fp32", "bf16"]
 TrainOn = Literal["assistant", "all"]
+OnLong = Literal["truncate", "refuse", "drop"]
+Thinking = Literal["keep", "drop"]
 Commit = Literal["auto", "machine", "client"]
 Cloud = Literal["SECURE", "COMMUNITY"]
 PodDevice = Literal["cuda", "cpu"]
@@ -45,6 +47,22 @@ class TrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     train_on: Annotated[
         TrainOn, Meta(description='What is supervised: "assistant" (answers only) or, for sft, "all" (every token).')
     ] = "assistant"
+    on_long: Annotated[
+        OnLong,
+        Meta(
+            description='An example longer than max_length: "truncate" (the loss is told), "refuse" (it is bad) or '
+            '"drop" (left out and counted).'
+        ),
+    ] = "truncate"
+    thinking: Annotated[
+        Thinking, Meta(description='Reasoning beside replies: "keep" trains what the template writes of it; "drop".')
+    ] = "keep"
+    parse_special_tokens: Annotated[
+        bool, Meta(description="Control tokens that texts spell are control tokens, and not plain text.")
+    ] = False
+    skip_bad_rows: Annotated[
+        bool, Meta(description="Bad rows are left out and counted, and do not refuse the trace.")
+    ] = False
     beta: Annotated[float, Meta(description="DPO and KTO: how strongly the policy is held to the reference.", gt=0)] = (
         0.1
     )

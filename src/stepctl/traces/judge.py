@@ -1,9 +1,13 @@
-"""Every row of a trace, judged before anything is spent: what would be trained, what is bad, what to know."""
+"""Every row of a trace, judged before anything is spent: what would be trained, what is bad, what to know.
+
+Rows stream through: files are read piece by piece and rows are tokenized in batches, so that memory does not grow with
+the trace unless the caller keeps what trains.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +15,13 @@ from stepctl.base.errors import UsageError
 from stepctl.traces import feedback, preference, sft
 from stepctl.traces.assemble import assemble, prepare_all
 from stepctl.traces.chat import ChatPlacer, ConversationRefused
-from stepctl.traces.mask import Prepared, RowRefused, mask
-from stepctl.traces.notice import Notices, label_counts
-from stepctl.traces.read import EMPTY, RawRow, parse
-from stepctl.traces.rows import BadRow, Judgement, Row, Source
+from stepctl.traces.mask import Masked, Prepared, RowRefused, mask
+from stepctl.traces.notice import Notices
+from stepctl.traces.read import EMPTY, RawRow, read_rows
+from stepctl.traces.rows import BadRow, FileRead, Judgement, Row, TraceSource
+from stepctl.traces.rules import Rules
 from stepctl.traces.shapes import Example, Shaped
+from stepctl.traces.tally import Tally
 from stepctl.traces.tokenizer import Encoded, TextTokenizer
 
 BATCH = 256
@@ -23,92 +29,130 @@ BATCH = 256
 
 METHODS = ("sft", "dpo", "kto")
 Waiting = tuple[RawRow, Example, tuple[Prepared, ...]]
+Keep = Callable[[Row], object]
+"""Takes each row that trains, in file order."""
 
 
-def judge(
-    sources: Sequence[Source], *, method: str, tokenizer: TextTokenizer, max_length: int, train_on: str
-) -> Judgement:
-    """Judge every row of ``sources``, in order.
+def judge(sources: Sequence[TraceSource], rules: Rules, tokenizer: TextTokenizer, *, most: int = 10) -> Judgement:
+    """Judge every row of ``sources``, in order, and keep those that train.
 
     Args:
         sources: the files of the trace.
-        method: ``sft``, ``dpo`` or ``kto``: what shapes rows may have, and which rows are made of them.
+        rules: what rows are, and what becomes of them.
         tokenizer: of the model that is trained.
-        max_length: tokens of a row (of each side of a pair) that are kept.
-        train_on: ``assistant`` supervises replies, completions and texts; ``all``, for ``sft`` alone, every token but
-            the first.
-
-    Returns:
-        The rows in file order, all bad rows, and warnings. It may have no row at all.
+        most: warnings of single rows that are kept of each kind.
 
     Raises:
         UsageError: the method or ``train_on`` is unknown or does not go with the other, or the model's chat template
             is no valid Jinja.
     """
-    everything = train_on == "all"
-    if method not in METHODS:
-        raise UsageError(f"method {method!r} is unknown", next='use method "sft", "dpo" or "kto"')
-    if train_on not in ("assistant", "all"):
-        raise UsageError(f"train_on {train_on!r} is unknown", next='use "assistant" or "all"')
-    if everything and method != "sft":
-        raise UsageError(
-            f'train_on "all" is for sft only: {method} compares completions, not their prompts',
-            next='set train.train_on = "assistant", or use --method sft',
-        )
-    judging = _Judging(method, tokenizer, max_length, everything)
+    rows: list[Row] = []
+    return _judge(sources, rules, tokenizer, most, rows.append, rows)
+
+
+def survey(sources: Sequence[TraceSource], rules: Rules, tokenizer: TextTokenizer, *, most: int = 10) -> Judgement:
+    """As :func:`judge`, without keeping any row: memory does not grow with the trace."""
+    return _judge(sources, rules, tokenizer, most, lambda _: None, [])
+
+
+def _judge(
+    sources: Sequence[TraceSource], rules: Rules, tokenizer: TextTokenizer, most: int, keep: Keep, rows: list[Row]
+) -> Judgement:
+    check_rules(rules)
+    judging = Judging(rules, tokenizer, keep, most)
     digest = hashlib.sha256()
     for source in sources:
-        digest.update(source.data)
+        with source.open() as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
         judging.read(source)
     if not sources:
         judging.bad.append(BadRow(file="", line=None, reason=EMPTY))
-    return judging.finish(digest.hexdigest())
+    return judging.finish(rows, digest.hexdigest())
+
+
+def check_rules(rules: Rules) -> None:
+    """Raises:
+    UsageError: they contradict each other.
+    """
+    if rules.method not in METHODS:
+        raise UsageError(f"method {rules.method!r} is unknown", next='use method "sft", "dpo" or "kto"')
+    if rules.train_on not in ("assistant", "all"):
+        raise UsageError(f"train_on {rules.train_on!r} is unknown", next='use "assistant" or "all"')
+    if rules.everything and rules.method != "sft":
+        raise UsageError(
+            f'train_on "all" is for sft only: {rules.method} compares completions, not their prompts',
+            next='set train.train_on = "assistant", or use --method sft',
+        )
 
 
 @dataclass
-class _Judging:
-    """The state of one judgement. Rows wait in ``waiting`` to be tokenized together."""
+class Judging:
+    """The state of one judgement. Rows wait to be tokenized together."""
 
-    method: str
+    rules: Rules
     tokenizer: TextTokenizer
-    max_length: int
-    everything: bool
-    rows: list[Row] = field(default_factory=list)
+    keep: Keep
+    most: int
     bad: list[BadRow] = field(default_factory=list)
+    files: list[FileRead] = field(default_factory=list)
+    total: int = 0
+    dropped: int = 0
 
     def __post_init__(self) -> None:
-        self.placer = ChatPlacer(self.tokenizer)
-        self.notices = Notices(self.tokenizer, self.max_length, self.everything)
+        self.placer = ChatPlacer(self.tokenizer, parse_special=self.rules.parse_special_tokens)
+        self.tally = Tally()
+        self.notices = Notices(self.tokenizer, self.rules.max_length, self.rules.everything, self.most)
 
     def shape(self, row: dict[str, Any]) -> Shaped:
         """Take a row by the method's shapes."""
-        if self.method == "sft":
-            return sft.shape(row, need_assistant=not self.everything)
-        return preference.shape(row) if self.method == "dpo" else feedback.shape(row)
+        rules = self.rules
+        if rules.method == "sft":
+            return sft.shape(row, need_assistant=not rules.everything, thinking=rules.thinking)
+        module = preference if rules.method == "dpo" else feedback
+        return module.shape(row, thinking=rules.thinking)
 
-    def read(self, source: Source) -> None:
+    def read(self, source: TraceSource) -> None:
         """Judge the rows of one file."""
-        raw, unread = parse(source)
-        bad: list[BadRow] = list(unread)
+        bad: list[BadRow] = []
         waiting: list[Waiting] = []
-        for row in raw:
-            shaped = self.shape(row.value)
-            if shaped.example is None:
-                bad += shaped.bad(row)
+        reading, rows = read_rows(source), 0
+        for row in reading:
+            rows += isinstance(row, RawRow) or row.line is not None
+            if isinstance(row, BadRow):
+                bad.append(row)
                 continue
-            self.notices.ignored |= dict.fromkeys(shaped.ignored)
-            try:
-                prepared = prepare_all(shaped.example, self.placer, everything=self.everything)
-            except (ConversationRefused, RowRefused) as error:
-                bad.append(BadRow(file=row.file, line=row.line, field=error.field, reason=error.reason))
+            found = self.prepare(row)
+            if isinstance(found, list):
+                bad += found
                 continue
-            self.notices.row(row, shaped.example, prepared)
-            waiting.append((row, shaped.example, prepared))
-        for start in range(0, len(waiting), BATCH):
-            bad += self._tokenize(waiting[start : start + BATCH])
+            waiting.append(found)
+            if len(waiting) == BATCH:
+                bad += self.tokenize(waiting)
+                waiting = []
+        bad += self.tokenize(waiting)
+        self.total += rows
+        self.files.append(FileRead(name=source.name, format=reading.format, rows=rows))
         self.bad += sorted(bad, key=lambda row: row.line or 0)
 
-    def _tokenize(self, batch: Sequence[Waiting]) -> Iterator[BadRow]:
+    def prepare(self, row: RawRow) -> Waiting | list[BadRow]:
+        """The texts of a row, or what is wrong with it."""
+        shaped = self.shape(row.value)
+        if shaped.kind:
+            self.tally.kinds[shaped.kind] += 1
+        if shaped.example is None:
+            return shaped.bad(row)
+        self.notices.ignored |= dict.fromkeys(shaped.ignored)
+        try:
+            prepared = prepare_all(shaped.example, self.placer, everything=self.rules.everything)
+        except (ConversationRefused, RowRefused) as error:
+            return [BadRow(file=row.file, line=row.line, field=error.field, reason=error.reason)]
+        self.notices.notes(row, shaped.notes)
+        self.notices.row(row, shaped.example, prepared, self.tally.example(shaped.example))
+        return row, shaped.example, prepared
+
+    def tokenize(self, batch: Sequence[Waiting]) -> Iterator[BadRow]:
+        """Make the rows of a batch and hand over those that train; yields what is wrong with the others."""
         texts = [text for _, _, prepared in batch for text in prepared]
         encoded = self._encode(texts)
         at = 0
@@ -116,14 +160,31 @@ class _Judging:
             own = zip(prepared, encoded[at : at + len(prepared)], strict=True)
             at += len(prepared)
             try:
-                masked = [mask(text, tokens, self.tokenizer) for text, tokens in own]
-                made, crosses_seam = assemble(row, example, masked, self.max_length)
+                self._take(row, example, [mask(text, tokens, self.tokenizer) for text, tokens in own])
             except RowRefused as error:
                 yield BadRow(file=row.file, line=row.line, field=error.field, reason=error.reason)
-                continue
-            self.rows.append(made)
-            if crosses_seam:
-                self.notices.seam(made)
+
+    def _take(self, raw: RawRow, example: Example, masked: Sequence[Masked]) -> None:
+        """Count a row, and hand it over when it trains.
+
+        Raises:
+            RowRefused: it cannot be trained, or is too long as the rules have it.
+        """
+        length, rules = self.tally.length(masked), self.rules
+        if length > rules.max_length and rules.on_long == "refuse":
+            reason = f'it has {length} tokens, more than max_length ({rules.max_length}), and on_long is "refuse"'
+            raise RowRefused(None, reason)
+        if length > rules.max_length and rules.on_long == "drop":
+            self.dropped += 1
+            self.notices.dropped(raw, length)
+            return
+        row, crosses_seam = assemble(raw, example, masked, rules.max_length)
+        self.tally.row(row)
+        self.keep(row)
+        if crosses_seam:
+            self.notices.seam(row)
+        if row.cut:
+            self.notices.cut(row, length)
 
     def _encode(self, texts: Sequence[Prepared]) -> list[Encoded]:
         encoded: dict[int, Encoded] = {}
@@ -133,15 +194,31 @@ class _Judging:
             encoded |= zip(places, batch, strict=True)
         return [encoded[i] for i in range(len(texts))]
 
-    def finish(self, sha256: str) -> Judgement:
+    def finish(self, rows: list[Row], sha256: str) -> Judgement:
         """The judgement of all that was read."""
-        counts = label_counts(self.rows) if self.method == "kto" else {}
+        tally, bad_rows = self.tally, {(bad.file, bad.line) for bad in self.bad if bad.line is not None}
+        if not (tally.kept or self.bad):
+            reason = "no row is left: all are longer than max_length" if self.dropped else EMPTY
+            self.bad.append(BadRow(file=self.files[-1].name if self.files else "", line=None, reason=reason))
         return Judgement(
-            rows=self.rows,
+            rows=rows,
+            kept=tally.kept,
+            total=self.total,
             bad=self.bad,
-            warnings=list(self.notices.warnings(self.rows, counts)),
+            skipped=len(bad_rows) if self.rules.skip_bad_rows else 0,
+            dropped=self.dropped,
+            warnings=list(self.notices.warnings(tally, self.rules.method, len(self.files) > 1)),
             sha256=sha256,
-            tokens=sum(row.tokens for row in self.rows),
-            supervised_tokens=sum(row.supervised for row in self.rows),
-            counts=counts,
+            tokens=tally.tokens,
+            supervised_tokens=tally.supervised,
+            truncated=tally.truncated,
+            lost_tokens=tally.lost,
+            duplicates=tally.repeats["same"],
+            same_prompt=tally.repeats["prompt"],
+            counts=tally.counts(self.rules.method),
+            kinds=dict(tally.kinds),
+            files=self.files,
+            lengths=list(tally.lengths()),
+            longest=tally.longest,
+            widest=tally.widest,
         )

@@ -1,43 +1,67 @@
-"""What a person should know of a trace that is not bad: noticed row by row, told once."""
+"""What a person should know of a trace that is not bad: noticed row by row, summed up at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepctl.traces.mask import Prepared
 from stepctl.traces.preference import scores_are_reversed
 from stepctl.traces.read import RawRow, printable
-from stepctl.traces.rows import KtoRow, Row, RowWarning
-from stepctl.traces.shapes import Example, Pair
+from stepctl.traces.rows import Row, RowWarning
+from stepctl.traces.shapes import Example, Note, Pair
+from stepctl.traces.tally import AGAINST, SAME, Tally
 from stepctl.traces.tokenizer import TextTokenizer
 
 SHOWN = 10
+"""Lines and columns that a summary names."""
+
+
+@dataclass
+class _Told:
+    """What was noticed of single rows under one code."""
+
+    rows: int = 0
+    places: list[tuple[str, int]] = field(default_factory=list)
+    warnings: list[RowWarning] = field(default_factory=list)
 
 
 @dataclass
 class Notices:
-    """What was noticed so far. ``everything``: every token is supervised."""
+    """What was noticed so far.
+
+    Attributes:
+        everything: every token is supervised.
+        most: warnings of single rows that are kept of each code.
+    """
 
     tokenizer: TextTokenizer
     max_length: int
     everything: bool
+    most: int
     ignored: dict[str, None] = field(default_factory=dict)
-    seen: set[Example] = field(default_factory=set)
-    reversed: list[RawRow] = field(default_factory=list)
-    seams: list[RowWarning] = field(default_factory=list)
-    duplicates: int = 0
     injected: int = 0
+    dated: int = 0
     chats: int = 0
+    _told: dict[str, _Told] = field(default_factory=dict)
 
-    def row(self, row: RawRow, example: Example, prepared: Sequence[Prepared]) -> None:
-        """Notice a row of a good shape."""
-        self.duplicates += example in self.seen
-        self.seen.add(example)
+    def row(self, raw: RawRow, example: Example, prepared: Sequence[Prepared], stands: str | None) -> None:
+        """Notice a row of a good shape; ``stands`` says how it stands to earlier ones, see :meth:`Tally.example`."""
         self.chats += prepared[0].chat
         self.injected += any(text.injected for text in prepared)
-        if isinstance(example, Pair) and scores_are_reversed(row.value):
-            self.reversed.append(row)
+        self.dated += any(text.dated for text in prepared)
+        if stands == SAME:
+            self._tell("duplicates", raw, "repeats an earlier row")
+        if stands == AGAINST:
+            what = "prefers what an earlier row rejects" if isinstance(example, Pair) else "has an earlier row's answer"
+            self._tell("contradiction", raw, f"{what} to the same prompt, with the opposite label")
+        if isinstance(example, Pair) and scores_are_reversed(raw.value):
+            self._tell("reversed_scores", raw, "score_chosen is below score_rejected: `chosen` is the better one still")
+
+    def notes(self, raw: RawRow, notes: Sequence[Note]) -> None:
+        """Notice what a row's shape noted."""
+        for note in notes:
+            self._tell(note.code, raw, f"{note.field}: {note.message}" if note.field else note.message)
 
     def seam(self, row: Row) -> None:
         """Notice a row whose prompt does not end with a token, or not with the same one on both sides."""
@@ -47,10 +71,39 @@ class Notices:
                 "a token holds the end of the prompt and the beginning of a completion, or the two sides differ there; "
                 "both are supervised from the same token on"
             )
-        self.seams.append(RowWarning(code="seam", message=message, file=row.file, line=row.line))
+        self._tell("seam", row, message)
 
-    def warnings(self, rows: Sequence[Row], counts: dict[str, int]) -> Iterator[RowWarning]:
-        """All warnings. ``rows`` and ``counts`` are the judgement's."""
+    def cut(self, row: Row, length: int) -> None:
+        """Notice a row of ``length`` tokens that was cut."""
+        lost = f"{row.cut} of {row.cut + row.supervised} supervised tokens are lost"
+        self._tell("cut", row, f"its {length} tokens are cut to max_length ({self.max_length}): {lost}")
+
+    def dropped(self, raw: RawRow, length: int) -> None:
+        """Notice a row of ``length`` tokens that was left out."""
+        why = f"its {length} tokens are more than max_length ({self.max_length})"
+        self._tell("dropped_long", raw, f'left out: {why}, and on_long is "drop"')
+
+    def _tell(self, code: str, row: RawRow | Row, message: str) -> None:
+        told = self._told.setdefault(code, _Told())
+        told.rows += 1
+        if len(told.places) < SHOWN:
+            told.places.append((row.file, row.line))
+        if len(told.warnings) < self.most:
+            told.warnings.append(RowWarning(code=code, message=message, file=row.file, line=row.line))
+
+    def warnings(self, tally: Tally, method: str, several: bool) -> Iterator[RowWarning]:
+        """All warnings: what concerns many rows, then single ones. ``several``: the trace has several files."""
+        yield from self._of_all(tally, method)
+        for code, say in self._summaries(tally).items():
+            if told := self._told.get(code):
+                yield RowWarning(code=code, message=say(_count(told.rows), _where(told, several)))
+        for code, told in self._told.items():
+            yield from told.warnings
+            if code not in self._summaries(tally) and told.rows > len(told.warnings):
+                more = told.rows - len(told.warnings)
+                yield RowWarning(code=code, message=f"and {more} more rows like these: {told.warnings[0].message}")
+
+    def _of_all(self, tally: Tally, method: str) -> Iterator[RowWarning]:
         if self.ignored:
             names = list(dict.fromkeys(f"`{printable(name)}`" for name in self.ignored))
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
@@ -67,33 +120,33 @@ class Notices:
                 message=f"the chat template puts a system text of its own into {_count(self.injected)} that "
                 f"had none; it is {'' if self.everything else 'not '}supervised",
             )
-        if self.duplicates:
-            yield RowWarning(code="duplicates", message=f"earlier rows are repeated by {_count(self.duplicates)}")
-        if self.reversed:
+        if self.dated:
             yield RowWarning(
-                code="reversed_scores",
-                message=f"score_chosen is below score_rejected in {_count(len(self.reversed))}, "
-                f"{_where(self.reversed, rows)}: `chosen` is trained as the better one all the same",
+                code="injected_date",
+                message=f"the chat template writes today's date into {_count(self.dated)}: on another day the same "
+                "rows become other tokens",
             )
-        if rows and (missing := [label for label, count in counts.items() if not count]):
+        counts = tally.counts(method)
+        if tally.kept and (missing := [label for label, count in counts.items() if not count]):
             yield _one_label(missing[0])
-        if short := [row for row in rows if row.cut]:
-            yield self._cut(short, rows)
-        yield from self.seams
 
-    def _cut(self, short: Sequence[Row], rows: Sequence[Row]) -> RowWarning:
-        lost, kept = sum(row.cut for row in short), sum(row.supervised for row in rows)
-        return RowWarning(
-            code="cut",
-            message=f"max_length ({self.max_length}) cuts {_count(len(short))} of {len(rows)}, "
-            f"{_where(short, rows)}: {lost / (lost + kept):.1%} of the supervised tokens are lost",
-        )
-
-
-def label_counts(rows: Sequence[Row]) -> dict[str, int]:
-    """Rows of each label of KTO."""
-    desirable = sum(isinstance(row, KtoRow) and row.desirable for row in rows)
-    return {"desirable": desirable, "undesirable": len(rows) - desirable}
+    def _summaries(self, tally: Tally) -> dict[str, Callable[[str, str], str]]:
+        """How rows of a code are summed up, from their number and places; other codes are told row by row."""
+        lost = f"{tally.lost / max(tally.lost + tally.supervised, 1):.1%} of the supervised tokens are lost"
+        return {
+            "duplicates": lambda rows, _: f"earlier rows are repeated by {rows}",
+            "contradiction": lambda rows, where: (
+                f"{rows}, {where}, say the opposite of an earlier row: the model is pushed both ways"
+            ),
+            "reversed_scores": lambda rows, where: (
+                f"score_chosen is below score_rejected in {rows}, {where}: `chosen` is trained as the better one all "
+                "the same"
+            ),
+            "cut": lambda rows, where: f"max_length ({self.max_length}) cuts {rows} of {tally.kept}, {where}: {lost}",
+            "dropped_long": lambda rows, where: (
+                f"{rows}, {where}, are left out: they are longer than max_length ({self.max_length})"
+            ),
+        }
 
 
 def _one_label(missing: str) -> RowWarning:
@@ -105,12 +158,11 @@ def _one_label(missing: str) -> RowWarning:
     return RowWarning(code="one_label", message=f"every row is {only}: the model is pushed {means}")
 
 
-def _where(some: Sequence[RawRow | Row], rows: Sequence[Row]) -> str:
-    """The lines of ``some`` rows, with their files when the trace has several."""
-    several = len({row.file for row in rows}) > 1
-    places = [f"{row.file}:{row.line}" if several else str(row.line) for row in some[:SHOWN]]
-    more = f" and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
-    return f"{'lines' if len(some) > 1 else 'line'} {', '.join(places)}{more}"
+def _where(told: _Told, several: bool) -> str:
+    """The lines of some rows, with their files when the trace has several."""
+    places = [f"{file}:{line}" if several else str(line) for file, line in told.places]
+    more = f" and {told.rows - SHOWN} more" if told.rows > SHOWN else ""
+    return f"{'lines' if told.rows > 1 else 'line'} {', '.join(places)}{more}"
 
 
 def _count(rows: int) -> str:

@@ -119,16 +119,20 @@ Row = SftRow | DpoRow | KtoRow
 
 
 class BadRow(Struct, frozen=True, kw_only=True):
-    """A row that cannot be trained. ``line`` is None for the file as a whole. ``reason`` has no text of the row."""
+    """A row that cannot be trained. ``line`` is None for the file as a whole. ``reason`` has no text of the row.
+
+    ``rest_unread``: nothing that follows in the file was read, so that it cannot be left out as one row.
+    """
 
     file: str
     line: int | None
     reason: str
     field: str | None = None
+    rest_unread: bool = False
 
 
 class RowWarning(Struct, frozen=True, kw_only=True):
-    """Something a person should know; ``line`` is None when it concerns all rows."""
+    """Something a person should know; ``line`` is None when it concerns many rows."""
 
     code: str
     message: str
@@ -136,16 +140,68 @@ class RowWarning(Struct, frozen=True, kw_only=True):
     line: int | None = None
 
 
-class Judgement(Struct, frozen=True, kw_only=True):
-    """Every row, judged. ``sha256`` is over the concatenated bytes of the sources; ``tokens`` counts after the cut.
+class FileRead(Struct, frozen=True, kw_only=True):
+    """One file of a trace: what it is, and its rows, bad ones too."""
 
-    ``counts`` has the rows of each label (``desirable``, ``undesirable``) for KTO, and nothing for other methods.
+    name: str
+    format: str
+    rows: int
+
+
+class Lengths(Struct, frozen=True, kw_only=True):
+    """How many rows have at most so many tokens (of their longest text, before the cut) and more than the bin before."""
+
+    at_most: int
+    rows: int
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """Every row, judged.
+
+    Attributes:
+        rows: those that train, in file order; empty unless asked for.
+        kept: how many train.
+        total: how many there are, bad ones too.
+        bad: all that cannot be trained, in file order.
+        skipped: rows with something bad that were left out as asked; 0 when bad rows refuse the trace.
+        dropped: rows left out since they are longer than ``max_length``, as asked.
+        warnings: those of single rows are bounded; one without a line counts them all.
+        sha256: over the concatenated bytes of the sources.
+        tokens, supervised_tokens: of rows that train, after the cut.
+        truncated: rows that the cut made shorter; ``lost_tokens`` are the supervised ones that it took.
+        duplicates: rows that repeat an earlier one; ``same_prompt`` those that answer an earlier prompt otherwise.
+        counts: rows of each label (``desirable``, ``undesirable``) for KTO.
+        kinds: rows of each shape.
+        files: what was read.
+        lengths: a histogram.
+        longest: tokens of the longest text that trains; ``widest`` of the row with the most in all.
     """
 
     rows: list[Row]
+    kept: int
+    total: int
     bad: list[BadRow]
+    skipped: int
+    dropped: int
     warnings: list[RowWarning]
     sha256: str
     tokens: int
     supervised_tokens: int
-    counts: dict[str, int] = {}
+    truncated: int
+    lost_tokens: int
+    duplicates: int
+    same_prompt: int
+    counts: dict[str, int]
+    kinds: dict[str, int]
+    files: list[FileRead]
+    lengths: list[Lengths]
+    longest: int
+    widest: int
+
+    @property
+    def refusals(self) -> list[BadRow]:
+        """What refuses the trace: bad rows that were not left out, a file that could not be read whole, no row at all."""
+        if not self.skipped:
+            return self.bad
+        unread = [bad for bad in self.bad if bad.line is None or bad.rest_unread]
+        return unread or ([] if self.kept else self.bad)

@@ -36,6 +36,7 @@ from stepctl.lineage.store import (
 from stepctl.models.resolve import resolve_model
 from stepctl.traces.judge import judge
 from stepctl.traces.rows import Row, Source
+from stepctl.traces.rules import Rules
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.trainer.engine import Engine, Loaded, OutOfMemory, Step
 from stepctl.trainer.exact import differences
@@ -136,15 +137,8 @@ class Job:
         if trace is None:
             return []
         sources = [Source(name=f.name, data=d) for f, d in zip(trace.files, data, strict=True)]
-        train = self.spec.train
-        judged = judge(
-            sources,
-            method=self.spec.identity.method,
-            tokenizer=tokenizer,
-            max_length=train.max_length,
-            train_on=train.train_on,
-        )
-        if judged.bad or judged.sha256 != trace.sha256 or len(judged.rows) != trace.rows_total:
+        judged = judge(sources, Rules.of(self.spec.identity.method, self.spec.train), tokenizer)
+        if judged.refusals or judged.sha256 != trace.sha256 or judged.kept != trace.rows_total:
             raise StepctlError(
                 "the examples that arrived are not those that were judged",
                 next="use the same release of stepctl on both machines",

@@ -1,0 +1,106 @@
+"""One row of a trace, as the model will see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from stepctl.traces.judge import Judging
+from stepctl.traces.read import RawRow, read_rows
+from stepctl.traces.rows import BadRow, DpoRow, KtoRow, Row, RowWarning, Tokens, TraceSource
+from stepctl.traces.rules import Rules
+from stepctl.traces.show import Span, spans_of
+from stepctl.traces.tokenizer import TextTokenizer
+
+
+class ShownText(Struct, frozen=True, kw_only=True):
+    """A text as tokens; ``spans`` joined are ``text``, which has the control tokens too. Labels as in ``Tokens``."""
+
+    text: str
+    spans: list[Span]
+    token_ids: list[int]
+    labels: list[int]
+
+    @property
+    def supervised(self) -> int:
+        """Number of supervised tokens."""
+        return sum(label != -100 for label in self.labels)
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """A row. ``row`` counts the file's rows; ``texts`` has one, or that of ``chosen`` and that of ``rejected``.
+
+    ``desirable`` is the label of KTO. ``cut`` supervised tokens are lost to ``max_length``.
+    """
+
+    file: str
+    format: str
+    row: int
+    line: int
+    kind: str
+    template: str | None
+    texts: dict[str, ShownText]
+    cut: int
+    desirable: bool | None
+    warnings: list[RowWarning]
+
+
+def show_row(source: TraceSource, line: int, rules: Rules, tokenizer: TextTokenizer) -> Shown | list[BadRow] | str:
+    """Look for the row at ``line`` and make its tokens.
+
+    Returns:
+        The row; or what is wrong with it; or why there is none.
+    """
+    reading, number, near = read_rows(source), 0, None
+    for raw in reading:
+        if raw.line is None:
+            return [raw] if isinstance(raw, BadRow) else "the row has no line"
+        number += 1
+        if raw.line == line:
+            return [raw] if isinstance(raw, BadRow) else _show(raw, number, reading.format, rules, tokenizer)
+        if raw.line > line:
+            return f"{source.name} has no row at line {line}; the next one is at line {raw.line}"
+        near = raw.line
+    if near is None:
+        return f"{source.name} has no rows"
+    return f"{source.name} has no row at line {line}; the last one is at line {near}"
+
+
+def _show(raw: RawRow, number: int, form: str, rules: Rules, tokenizer: TextTokenizer) -> Shown | list[BadRow] | str:
+    rows: list[Row] = []
+    judging = Judging(rules, tokenizer, rows.append, most=10)
+    found = judging.prepare(raw)
+    bad = found if isinstance(found, list) else list(judging.tokenize([found]))
+    if bad:
+        return bad
+    warnings = [each for each in judging.notices.warnings(judging.tally, rules.method, False) if each.line is not None]
+    if not rows:
+        return f"the row at line {raw.line} is left out: {warnings[0].message}"
+    (row,) = rows
+    chat = not isinstance(found, list) and found[2][0].chat
+    return Shown(
+        file=raw.file,
+        format=form,
+        row=number,
+        line=raw.line,
+        kind=next(iter(judging.tally.kinds), ""),
+        template=tokenizer.origin if chat else None,
+        texts=dict(_texts(row, tokenizer)),
+        cut=row.cut,
+        desirable=row.desirable if isinstance(row, KtoRow) else None,
+        warnings=warnings,
+    )
+
+
+def _texts(row: Row, tokenizer: TextTokenizer) -> Iterator[tuple[str, ShownText]]:
+    names = ("chosen", "rejected") if isinstance(row, DpoRow) else ("",)
+    for name, tokens in zip(names, row.texts, strict=True):
+        yield name, _text(tokens, tokenizer)
+
+
+def _text(tokens: Tokens, tokenizer: TextTokenizer) -> ShownText:
+    spans = spans_of(tokens.input_ids, tokens.labels, tokenizer)
+    return ShownText(
+        text="".join(span.text for span in spans), spans=spans, token_ids=tokens.input_ids, labels=tokens.labels
+    )
