@@ -21,8 +21,9 @@ def until_done(project: Rented, *, apart: bool = False) -> list[Said]:
 
 
 def attach(project: Rented) -> list[Said]:
-    """Follow the run again; then the same command, which must be answered."""
-    return [call(project, "train", "attach", "last"), *until_done(project)]
+    """Follow the run again, if it got as far as being one; then the same command, which must be answered."""
+    back = [call(project, "train", "attach", "last")] if project.runs() else []
+    return [*back, *until_done(project)]
 
 
 def same(project: Rented) -> list[Said]:

@@ -137,7 +137,7 @@ def kill_at(
     sandbox.fault(point.fault(when), *more)
     client = project.begin(*args)
     try:
-        held = sandbox.wait_held(unless=lambda: client.poll() is not None)
+        held = sandbox.wait_held(seconds=120, unless=lambda: client.poll() is not None)
         assert held, f"it ended with {client.poll()} and never came to {point}:\n{_words(project)}\n{sandbox.told()}"
     finally:
         if client.poll() is None:

@@ -89,8 +89,8 @@ def _pods(sandbox: Sandbox, twins: int) -> None:
 def _records(projects: list[Rented], moved: bool, unresolved: bool) -> None:
     """pod.json tells of every pod that ever was, once, and tells the truth; the reports agree."""
     sandbox = projects[0].sandbox
-    names = {entry.name for entry in sandbox.events() if entry.event == "created"}
     gone = {pod["id"]: pod for pod in sandbox.gone()}
+    unseen: set[str] = set()
     times = {(entry.event, entry.pod): entry.at for entry in sandbox.events()}
     known: dict[str, Attempt] = {}
     for run in (run for project in projects for run in project.runs()):
@@ -103,7 +103,8 @@ def _records(projects: list[Rented], moved: bool, unresolved: bool) -> None:
         for name in ("client_key", "known_hosts") if not record.open else ():
             assert not (run / name).exists(), f"{run.name}: {name} is left"
         for attempt in record.attempts:
-            lost = unresolved and attempt.state == "unresolved" and attempt.name not in names
+            lost = unresolved and attempt.state == "unresolved"
+            unseen |= {attempt.name} if lost else set()
             assert lost or attempt.state in ("gone", "refused", "handed"), f"{run.name}: {attempt}"
             if attempt.pod is not None and attempt.state != "handed":
                 assert attempt.pod not in known, f"two records of pod {attempt.pod}"
@@ -111,7 +112,8 @@ def _records(projects: list[Rented], moved: bool, unresolved: bool) -> None:
         _report(run, [msgspec.to_builtins(each) for each in record.attempts], record.spent_usd)
         told = json.loads((run / "run.json").read_text())["report"]["pod_alive"]
         assert told == any(each.state == "unresolved" for each in record.attempts), f"{run.name}: pod_alive is {told}"
-    assert set(known) == set(gone), f"pods {set(gone)} were made, and {set(known)} are recorded"
+    seen = {id_ for id_, pod in gone.items() if pod["name"] not in unseen}
+    assert set(known) == seen, f"pods {seen} were made, and {set(known)} are recorded"
     for id_, attempt in known.items():
         _receipt(attempt, gone[id_], times, moved)
 

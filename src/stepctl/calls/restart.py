@@ -15,8 +15,10 @@ from stepctl.calls.train import train
 from stepctl.calls.world import World
 from stepctl.config.load import Loaded
 from stepctl.config.model import LoraSettings, Settings, TrainSettings
+from stepctl.runs.pods import PodFile
 from stepctl.runs.record import RunRecord, TraceRecord
 from stepctl.runs.report import Report
+from stepctl.targets.runpod.end import pod_alive
 from stepctl.traces.rows import Source
 
 
@@ -35,6 +37,7 @@ def restart(world: World, record: RunRecord, trace: list[str] | None = None, tim
 
     Raises:
         TraceNeeded: the examples are not to be had.
+        PodAlive: another run had trained it already, and what this one may have rented is not known to be gone.
         StepctlError: as ``stepctl train``.
     """
     sources = _read(world.loaded, record, record.trace, trace)
@@ -54,7 +57,11 @@ def restart(world: World, record: RunRecord, trace: list[str] | None = None, tim
     )
     world.loaded = _loaded(world.loaded, record)
     world.interrupts.disarm()
-    return train(world, request)
+    report = train(world, request)
+    file = PodFile(world.store.folder(record.run))
+    if report.run != record.run and file.exists() and (left := file.load().unended):
+        raise pod_alive(record.run, left, "no list shows it yet; it ends itself when no client is heard")
+    return report
 
 
 def _read(loaded: Loaded, record: RunRecord, trace: TraceRecord, instead: list[str] | None) -> tuple[Source, ...]:
