@@ -131,9 +131,10 @@ class _Message:
         if not isinstance(self.value, dict):
             self._flaw("", f"is {kind(self.value)}, not {_NO_MESSAGE}")
             return None
-        for key, reason in _REFUSED.items():
-            if self.value.get(key) not in (None, [], "", {}):
-                self._flaw(key, reason)
+        if not self.value.keys().isdisjoint(_REFUSED):
+            for key, reason in _REFUSED.items():
+                if self.value.get(key) not in (None, [], "", {}):
+                    self._flaw(key, reason)
         if (form := self._form()) is None:
             return None
         speaker, key = form
