@@ -43,7 +43,16 @@ def test_the_last_turn_alone_is_the_completion() -> None:
     assert shape(row).example == Feedback(Conversation((U, R, U, R, R), 4), True)
 
 
-@pytest.mark.parametrize(("value", "meant"), [(True, True), (False, False), (1, True), (0, False)])
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        *[
+            (value, True)
+            for value in (True, 1, 1.0, "1", "true", "TRUE", "Yes", "desirable", "good", "thumbs_up", "👍")
+        ],
+        *[(value, False) for value in (False, 0, 0.0, "0", "False", "no", "Undesirable", "bad", "Thumbs_Down", "👎")],
+    ],
+)
 @pytest.mark.parametrize("name", ["label", "desirable"])
 def test_labels(name: str, value: object, meant: bool) -> None:
     assert shape({"prompt": "a", "completion": "b", name: value}).example == Feedback(Completion("a", "b"), meant)
@@ -57,27 +66,28 @@ def test_two_names_may_agree(both: dict[str, Any]) -> None:
 
 
 def test_other_columns_are_named() -> None:
-    row = STRINGS | {"id": 1, "chosen": None, "completion": [REPLY | {"name": "x"}]}
-    assert shape(row).ignored == ["id", "completion[].name"]
+    row = STRINGS | {"id": 1, "chosen": None, "completion": [REPLY | {"at": "x"}]}
+    assert shape(row).ignored == ["id", "completion[].at"]
 
 
 @pytest.mark.parametrize(
     ("row", "field", "words"),
     [
-        ({"label": True}, None, "none of `prompt` and `completion`, or `messages`; it has `label`"),
-        ({"instruction": "secret", "output": "b", "label": True}, None, "it has `instruction`, `output`, `label`"),
+        ({"label": True}, None, "none of `prompt` and `completion`, `messages`, `conversations`, or"),
+        ({"question": "secret", "answer": "b", "label": True}, None, "it has `question`, `answer`, `label`"),
         ({**STRINGS, "messages": [USER, REPLY]}, None, "several shapes at once: `prompt`, `completion`, `messages`"),
         ({"prompt": "a", "completion": "b"}, "label", "is missing"),
         ({**STRINGS, "label": None}, "label", "is null"),
         ({**STRINGS, "label": None, "desirable": None}, "label", "is null"),
         ({**STRINGS, "label": 0.5}, "label", "none of true, false, 1 or 0"),
-        ({**STRINGS, "label": 1.0}, "label", "none of true, false, 1 or 0"),
         ({**STRINGS, "label": -1}, "label", "none of true, false, 1 or 0"),
-        ({**STRINGS, "label": "true"}, "label", "is a string, not true, false, 1 or 0"),
+        ({**STRINGS, "label": " true"}, "label", "is a string that is not read as a label"),
+        ({**STRINGS, "label": ""}, "label", "is a string that is not read as a label"),
         ({**STRINGS, "label": "secret"}, "label", "is a string"),
         ({**STRINGS, "label": []}, "label", "is a list"),
-        ({"prompt": "a", "completion": "b", "desirable": "false"}, "desirable", "is a string"),
-        ({**STRINGS, "desirable": "no"}, "desirable", "is a string"),
+        ({"prompt": "a", "completion": "b", "desirable": "secret"}, "desirable", "is a string"),
+        ({**STRINGS, "desirable": "no"}, "label", "contradict"),
+        ({**STRINGS, "desirable": "n"}, "desirable", "is a string"),
         ({**STRINGS, "desirable": False}, "label", "`label` and `desirable` contradict each other"),
         ({"prompt": "a", "label": True}, "completion", "is missing beside `prompt`"),
         ({"completion": "a", "label": True}, "prompt", "is missing beside `completion`"),
@@ -101,7 +111,8 @@ def test_other_columns_are_named() -> None:
         ({"text": "secret", "label": True}, "text", "belongs to SFT rows, not to KTO"),
         ({"prompt": "a", "chosen": "secret", "rejected": "c"}, "chosen", "belongs to DPO preferences"),
         ({**STRINGS, "labels": True}, "labels", "belongs to labels"),
-        ({**STRINGS, "tools": [{}]}, "tools", "not supported"),
+        ({**STRINGS, "tools": [{}]}, "tools", "needs a conversation"),
+        ({**STRINGS, "completion": [REPLY | {"weight": 0}]}, "completion[0].weight", "weights are for SFT alone"),
     ],
 )
 def test_what_is_wrong_is_named_and_never_quoted(row: dict[str, Any], field: str | None, words: str) -> None:

@@ -40,7 +40,7 @@ def test_case_spellings_of_labels(chatml: TextTokenizer, check: Judge, supervise
     rows.append({"prompt": "q10", "completion": "a10", "label": True, "desirable": False})
     rows.append({"prompt": "q11", "completion": "a11", "desirable": False})
     result = check(chatml, *rows, method="kto")
-    assert [(bad.line, bad.field) for bad in result.bad] == [(n, "label") for n in range(5, 11)]
+    assert [(bad.line, bad.field) for bad in result.bad] == [(n, "label") for n in range(8, 11)]
     reasons = {bad.line: bad.reason for bad in result.bad}
     assert "is null" in reasons[8]
     assert "is a number" in reasons[9]
@@ -50,10 +50,13 @@ def test_case_spellings_of_labels(chatml: TextTokenizer, check: Judge, supervise
         (2, False),
         (3, True),
         (4, False),
+        (5, True),
+        (6, False),
+        (7, True),
         (11, False),
     ]
     assert [supervised(chatml, row) for row in kto(result)][-1] == [f"a11{END}"]
-    assert result.counts == {"desirable": 2, "undesirable": 3}
+    assert result.counts == {"desirable": 4, "undesirable": 4}
     assert result.warnings == []
 
 

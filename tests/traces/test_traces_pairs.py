@@ -67,10 +67,10 @@ def test_case_strings_without_a_prompt(chatml: TextTokenizer, check: Judge, supe
         {"prompt": "2+2?", "chosen": "4", "rejected": "5", "score_chosen": 2, "score_rejected": 7},
     ]
     result = check(chatml, *rows, method="dpo")
-    assert [(bad.line, bad.field) for bad in result.bad] == [(1, "prompt"), (2, "prompt"), (4, None)]
-    assert "`input`, `preferred_output`, `non_preferred_output`" in result.bad[2].reason
-    chat, text = result.rows
+    assert [(bad.line, bad.field) for bad in result.bad] == [(1, "prompt"), (2, "prompt")]
+    chat, openai, text = result.rows
     assert [supervised(chatml, side) for side in chat.texts] == [[f"Paris.{END}"], [f"Rome.{END}"]]
+    assert [supervised(chatml, side) for side in openai.texts] == [[f"Paris{END}"], [f"Rome{END}"]]
     assert chatml.decode(chat.texts[0].input_ids).startswith("<|im_start|>user\nCapital of France?<|im_end|>")
     assert [supervised(chatml, side) for side in text.texts] == [[f"4{END}"], [f"5{END}"]]
     warnings = {warning.code: warning.message for warning in result.warnings}

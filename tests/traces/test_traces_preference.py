@@ -42,7 +42,7 @@ def test_three_strings() -> None:
         {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
         {"prompt": "a", "chosen": [GOOD], "rejected": [BAD]},
         {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
-        {"prompt": None, "chosen": [USER, GOOD], "rejected": [USER | {"name": "x"}, BAD], "messages": None},
+        {"prompt": None, "chosen": [USER, GOOD], "rejected": [USER | {"id": "x"}, BAD], "messages": None},
     ],
     ids=["messages", "a string is a user turn", "no prompt", "a null prompt"],
 )
@@ -76,19 +76,15 @@ def test_texts_are_named_by_where_they_stand() -> None:
 def test_other_columns_are_named() -> None:
     shaped = shape({**STRINGS, "score_chosen": 1, "score_rejected": 0, "messages": None, "tools": []})
     assert shaped.example is not None
-    assert shaped.ignored == ["score_chosen", "score_rejected", "tools"]
+    assert shaped.ignored == ["score_chosen", "score_rejected"]
     assert shape({"chosen": [USER, GOOD], "rejected": [USER, BAD | {"id": 1}]}).ignored == ["rejected[].id"]
 
 
 @pytest.mark.parametrize(
     ("row", "field", "words"),
     [
-        ({}, None, "none of `prompt`, `chosen` and `rejected`; it has nothing"),
-        (
-            {"input": "secret", "preferred_output": [GOOD], "non_preferred_output": [BAD]},
-            None,
-            "it has `input`, `preferred_output`, `non_preferred_output`",
-        ),
+        ({}, None, "none of `prompt`, `chosen` and `rejected`, or `input`"),
+        ({"question": "secret"}, None, "it has `question`"),
         ({"chosen": "b", "rejected": "secret"}, "prompt", "is missing beside `chosen`; only lists"),
         ({"prompt": None, "chosen": "b", "rejected": "c"}, "prompt", "is null"),
         ({"prompt": "a", "chosen": "b"}, "rejected", "is missing beside `prompt`"),
@@ -122,12 +118,16 @@ def test_other_columns_are_named() -> None:
         ({"prompt": "a", "chosen": [], "rejected": [BAD]}, "chosen", "is empty"),
         ({"prompt": "a", "chosen": ["secret"], "rejected": [BAD]}, "chosen[0]", "is a string"),
         ({"prompt": "a", "chosen": [GOOD | {"content": ""}], "rejected": [BAD]}, "chosen[0].content", "is empty"),
-        ({"prompt": "a", "chosen": [GOOD | {"weight": 0}], "rejected": [BAD]}, "chosen[0].weight", "not supported"),
+        (
+            {"prompt": "a", "chosen": [GOOD | {"weight": 0}], "rejected": [BAD]},
+            "chosen[0].weight",
+            "weights are for SFT alone",
+        ),
         ({"prompt": "a", "chosen": [TOOL], "rejected": [BAD]}, "chosen", "no assistant turn"),
         ({"prompt": "a", "chosen": [USER, GOOD], "rejected": [BAD]}, "chosen", "begins with a user turn"),
         ({"prompt": "a", "chosen": [GOOD], "rejected": [TOOL, BAD]}, "rejected", "begins with a tool turn"),
         ({**STRINGS, "chosen": "secret", "rejected": "secret"}, None, "are the same"),
-        ({"prompt": [USER], "chosen": [BAD], "rejected": [BAD | {"name": "n"}]}, None, "are the same"),
+        ({"prompt": [USER], "chosen": [BAD], "rejected": [BAD | {"id": "n"}]}, None, "are the same"),
         ({"chosen": [USER, BAD], "rejected": [USER, BAD]}, None, "are the same"),
         ({"chosen": [GOOD], "rejected": [BAD]}, "prompt", "no user turn in common"),
         ({"chosen": [SYSTEM, USER, GOOD], "rejected": [USER, BAD]}, "prompt", "no user turn in common"),
@@ -145,7 +145,8 @@ def test_other_columns_are_named() -> None:
         ({**STRINGS, "text": "secret"}, "text", "belongs to SFT rows"),
         ({**STRINGS, "label": False}, "label", "belongs to KTO labels"),
         ({**STRINGS, "desirable": True}, "desirable", "belongs to KTO labels"),
-        ({**STRINGS, "tools": [{}]}, "tools", "not supported"),
+        ({**STRINGS, "tools": [{}]}, "tools", "needs a conversation"),
+        ({**STRINGS, "output": "secret"}, "output", "belongs to SFT and KTO rows"),
     ],
 )
 def test_what_is_wrong_is_named_and_never_quoted(row: dict[str, Any], field: str | None, words: str) -> None:

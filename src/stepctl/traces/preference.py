@@ -1,7 +1,8 @@
 """The shapes of a row for DPO.
 
-A row has ``chosen`` and ``rejected``, and ``prompt``. It may lack the prompt where both sides are lists of messages:
-the whole messages that they begin with in common are it. A text is never split.
+A row has ``chosen`` and ``rejected``, and its prompt in ``prompt``, ``conversations`` or ``instruction`` (and
+``input``). It may lack the prompt where both sides are lists of messages: the whole messages that they begin with in
+common are it. A text is never split. OpenAI's form has ``input``, ``preferred_output`` and ``non_preferred_output``.
 """
 
 from __future__ import annotations
@@ -9,43 +10,63 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepctl.traces.prompted import prompted
-from stepctl.traces.read import kind
-from stepctl.traces.shapes import Conversation, Flaw, Message, Pair, Shaped, foreign, given, no_shape, shared, turns
+from stepctl.traces.columns import (
+    ALPACA,
+    OPENAI_PREFERENCE,
+    PREFERENCE,
+    SHAREGPT,
+    Found,
+    foreign,
+    kind_of,
+    no_shape,
+    refuse_changes,
+    tools_text,
+)
+from stepctl.traces.dialects import ALPACA_COLUMNS, OPENAI_COLUMNS, alpaca_prompt, openai_prompt
+from stepctl.traces.messages import Turns, turns, weights
+from stepctl.traces.prompted import Prompt, answer, kinds_of, prompt_of_columns, strings_only, with_system
+from stepctl.traces.shapes import Conversation, Message, Pair, Shaped, Thinking, shared, unmuted
 
 SIDES = ("chosen", "rejected")
-SHAPES = "`prompt`, `chosen` and `rejected`"
-_COLUMNS = ("prompt", *SIDES)
+OPENAI_SIDES = OPENAI_COLUMNS[1:]
+SHAPES = "`prompt`, `chosen` and `rejected`, or `input`, `preferred_output` and `non_preferred_output`"
+_PROMPTS = {"prompt": PREFERENCE, "conversations": SHAREGPT, "conversation": SHAREGPT, "instruction": ALPACA}
 _OTHERS = {
     "messages": "SFT and KTO rows",
     "completion": "SFT and KTO rows",
+    "output": "SFT and KTO rows",
     "text": "SFT rows",
     "label": "KTO labels",
     "desirable": "KTO labels",
     "labels": "labels",
 }
 _NO_PROMPT = "; only lists of messages can do without, since a text is never split"
-_WHOLE = "leave `prompt` out where both sides are whole conversations"
-_SAME = "`chosen` and `rejected` are the same: there is nothing to prefer"
+_SAME = "are the same: there is nothing to prefer; leave the row out"
 
 
-def shape(row: dict[str, Any]) -> Shaped:
+def shape(row: dict[str, Any], *, thinking: Thinking = "keep") -> Shaped:
     """Take a row as a pair."""
-    if flaws := foreign(row, _OTHERS, "DPO") or _mixed(row):
-        return Shaped(None, flaws, [])
-    if not any(column in row for column in _COLUMNS):
-        return no_shape(row, SHAPES)
-    ignored = [key for key in given(row) if key not in _COLUMNS]
-    if row.get("prompt") is None and any(isinstance(row.get(side), list) for side in SIDES):
-        return _whole_conversations(row, ignored)
-    answered, flaws, unused = prompted(row, SIDES, no_prompt=_NO_PROMPT, whole=_WHOLE)
-    ignored += unused
-    if flaws:
-        return Shaped(None, flaws, ignored)
-    chosen, rejected = answered
-    if chosen == rejected:
-        return Shaped(None, [Flaw(None, _SAME)], ignored)
-    return Shaped(Pair(chosen, rejected), [], ignored)
+    found = Found(thinking)
+    if foreign(row, _OTHERS, "DPO", found) or not _one_shape(row, found):
+        return found.shaped(None, kind_of(row))
+    refuse_changes(row, found)
+    if _is_openai(row):
+        found.unused(row, (*OPENAI_COLUMNS, "system", "tools"))
+        return found.shaped(_pair(row, openai_prompt(row, found), OPENAI_SIDES, found), OPENAI_PREFERENCE)
+    if _mixed(row, found):
+        return found.shaped(None, kind_of(row))
+    asked = next((name for name in _PROMPTS if row.get(name) is not None), None)
+    if asked is None and "list" in " ".join(kinds_of(row, SIDES)):
+        found.unused(row, (*SIDES, "system", "tools"))
+        return found.shaped(_whole_conversations(row, found), PREFERENCE)
+    if asked == "instruction":
+        found.unused(row, (*SIDES, *ALPACA_COLUMNS))
+        return found.shaped(_pair(row, alpaca_prompt(row, found), SIDES, found), ALPACA)
+    asked = asked or next((name for name in _PROMPTS if name in row), "prompt")
+    found.unused(row, (*SIDES, asked, "system", "tools"))
+    there = next((side for side in SIDES if side in row), "")
+    prompt = prompt_of_columns(row, asked, found, beside=f" beside `{there}`{_NO_PROMPT}")
+    return found.shaped(_pair(row, prompt, SIDES, found), _PROMPTS[asked])
 
 
 def scores_are_reversed(row: Mapping[str, Any]) -> bool:
@@ -56,52 +77,92 @@ def scores_are_reversed(row: Mapping[str, Any]) -> bool:
     return isinstance(chosen, int | float) and isinstance(rejected, int | float) and chosen < rejected
 
 
-def _mixed(row: Mapping[str, Any]) -> list[Flaw]:
-    """The refusal of a string on one side and a list on the other."""
-    kinds = [kind(row.get(side)) for side in SIDES]
+def _one_shape(row: Mapping[str, Any], found: Found) -> bool:
+    """Whether a row has one prompt and one pair of sides at most, and anything at all."""
+    if not any(column in row for column in (*_PROMPTS, *SIDES, *OPENAI_SIDES)):
+        no_shape(row, SHAPES, found)
+        return False
+    prompts = [name for name in _PROMPTS if row.get(name) is not None]
+    openai = [name for name in OPENAI_SIDES if row.get(name) is not None]
+    sides = [name for name in SIDES if row.get(name) is not None]
+    if len(prompts) > 1 or (openai and (prompts or sides)):
+        several = ", ".join(f"`{name}`" for name in (*prompts, *sides, *openai))
+        found.flaw(None, f"has several shapes at once: {several}; keep one of {SHAPES}")
+    return not found.flaws
+
+
+def _is_openai(row: Mapping[str, Any]) -> bool:
+    if any(row.get(side) is not None for side in OPENAI_SIDES):
+        return True
+    return not any(column in row for column in (*_PROMPTS, *SIDES))
+
+
+def _mixed(row: Mapping[str, Any], found: Found) -> bool:
+    """Whether a string is on one side and messages on the other: refused."""
+    kinds = kinds_of(row, SIDES)
     if sorted(kinds) != ["a list", "a string"]:
-        return []
+        return False
     told = " and ".join(f"`{side}` is {what}" for side, what in zip(SIDES, kinds, strict=True))
-    return [Flaw(None, f"{told}: make both strings, or both lists of messages")]
+    found.flaw(None, f"{told}: make both strings, or both lists of messages")
+    return True
 
 
-def _whole_conversations(row: Mapping[str, Any], ignored: list[str]) -> Shaped:
-    flaws: list[Flaw] = []
-    sides: list[tuple[Message, ...]] = []
+def _pair(row: Mapping[str, Any], prompt: Prompt, sides: tuple[str, ...], found: Found) -> Pair | None:
+    """The two sides, each with the prompt."""
+    there = next((name for name in (prompt.column, *sides) if name in row), "input")
+    whole = f"leave `{prompt.column}` out where both sides are whole conversations"
+    if sides == OPENAI_SIDES:
+        whole = "what comes before the reply belongs to `input`"
+    answered = [answer(row, prompt, side, found, beside=there, whole=whole) for side in sides]
+    strings_only(row, prompt, answered, found)
+    for side, one in zip(sides, answered, strict=True):
+        if isinstance(one, Conversation):
+            weights(side, one, found)
+    chosen, rejected = answered
+    if found.flaws or chosen is None or rejected is None:
+        return None
+    if chosen == rejected:
+        found.flaw(None, f"`{sides[0]}` and `{sides[1]}` {_SAME}")
+    return Pair(chosen, rejected)
+
+
+def _whole_conversations(row: Mapping[str, Any], found: Found) -> Pair | None:
+    tools = tools_text("tools", row.get("tools"), found)
+    read: list[Turns] = []
     for side, other in (SIDES, SIDES[::-1]):
         if side not in row:
-            flaws.append(Flaw(side, f"is missing beside `{other}`"))
-            continue
-        messages, wrong, unused = turns(side, row[side])
-        sides.append(messages)
-        flaws += wrong
-        ignored += unused
-    if flaws:
-        return Shaped(None, flaws, ignored)
-    chosen, rejected = sides
+            found.flaw(side, f"is missing beside `{other}`: write it, or leave the row out")
+        elif one := turns(side, row[side], found):
+            read.append(with_system(row, side, one, found))
+    if found.flaws:
+        return None
+    chosen, rejected = (unmuted(one.messages) for one in read)
     common = shared(chosen, rejected)
-    if flaws := _split_flaws(chosen, rejected, common):
-        return Shaped(None, flaws, ignored)
-    pair = Pair(Conversation(chosen, common, "chosen"), Conversation(rejected, common, "rejected"))
-    return Shaped(pair, [], ignored)
+    _check_split(chosen, rejected, common, found)
+    sides = []
+    for side, one in zip(SIDES, read, strict=True):
+        whole = Conversation(one.messages, common, side, one.fields, tools)
+        if not found.flaws:
+            weights(side, whole, found)
+        sides.append(Conversation(unmuted(one.messages), common, side, one.fields, tools))
+    return Pair(*sides)
 
 
-def _split_flaws(chosen: tuple[Message, ...], rejected: tuple[Message, ...], common: int) -> list[Flaw]:
-    """What keeps the first ``common`` messages from being the prompt."""
+def _check_split(chosen: tuple[Message, ...], rejected: tuple[Message, ...], common: int, found: Found) -> None:
+    """Refuse what keeps the first ``common`` messages from being the prompt."""
     if chosen == rejected:
-        return [Flaw(None, _SAME)]
+        found.flaw(None, f"`chosen` and `rejected` {_SAME}")
+        return
     if not any(message.role == "user" for message in chosen[:common]):
         reason = "is missing, and `chosen` and `rejected` have no user turn in common at their beginning"
-        return [Flaw("prompt", reason)]
+        found.flaw("prompt", reason)
+        return
     if common == min(len(chosen), len(rejected)):
         short, long = SIDES if common == len(chosen) else SIDES[::-1]
         reason = f"`{short}` is the beginning of `{long}`: nothing is left of it after the messages in common"
-        return [Flaw(None, reason)]
-    return [
-        Flaw(
-            f"{side}[{common}].role",
-            f"is {role}: after the messages in common comes an assistant turn on each side",
-        )
-        for side, role in zip(SIDES, (chosen[common].role, rejected[common].role), strict=True)
-        if role != "assistant"
-    ]
+        found.flaw(None, reason)
+        return
+    for side, messages in zip(SIDES, (chosen, rejected), strict=True):
+        if (role := messages[common].role) != "assistant":
+            reason = f"is {role}: after the messages in common comes an assistant turn on each side"
+            found.flaw(f"{side}[{common}].role", reason)

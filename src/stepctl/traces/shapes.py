@@ -1,48 +1,18 @@
-"""What rows of every method are made of, and the checks that they share. Torch-free and tokenizer-free.
-
-A column that is null counts as absent when the row has another shape: tools fill columns up so.
-"""
+"""What rows of every method are made of. Torch-free and tokenizer-free."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from stepctl.traces.read import RawRow, kind, printable
+from stepctl.traces.read import RawRow
 from stepctl.traces.rows import BadRow
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_CHANGES_THE_ROW = {
-    "tools": "tools",
-    "functions": "tools",
-    "weight": "weights of rows",
-    "images": "images",
-    "videos": "videos",
-    "audios": "sounds",
-    "chat_template_kwargs": "template arguments",
-}
-_CHANGES_THE_MESSAGE = {
-    "tool_calls": "tool calls",
-    "function_call": "tool calls",
-    "weight": "weights of messages",
-    "reasoning_content": "separate reasoning texts",
-    "reasoning": "separate reasoning texts",
-    "thinking": "separate reasoning texts",
-}
-_PART_TYPES = (
-    "text",
-    "image",
-    "image_url",
-    "input_image",
-    "video",
-    "audio",
-    "input_audio",
-    "file",
-    "refusal",
-    "thinking",
-)
+Thinking = Literal["keep", "drop"]
+"""What becomes of the assistant's thinking: of the fields that hold it, and of a leading ``<think>`` block."""
 
 
 class ToolCall(NamedTuple):
@@ -64,8 +34,8 @@ class ToolCall(NamedTuple):
 class Message(NamedTuple):
     """One turn.
 
-    ``thinking`` stands beside the content. ``name`` and ``call_id`` say which call a tool's answer belongs to. Only a
-    ``supervised`` turn of the assistant may be learned; the others are context.
+    ``thinking`` stands beside the content. ``name`` is the speaker's; with ``call_id`` it says which call a tool's
+    answer belongs to. Only a ``supervised`` turn of the assistant may be learned; the others are context.
     """
 
     role: str
@@ -147,30 +117,35 @@ Example = Single | Pair | Feedback
 
 
 class Flaw(NamedTuple):
-    """One thing that is wrong with a row."""
+    """One thing that is wrong with a row, and how to mend it."""
 
     field: str | None
     reason: str
 
 
+class Note(NamedTuple):
+    """One thing that a person should know of a row that is not bad for it; ``reason`` has no text of the row."""
+
+    code: str
+    field: str
+    reason: str
+
+
 class Shaped(NamedTuple):
-    """A row by its shape: the example (None when ``flaws``) and the names of columns that were not used."""
+    """A row by its shape: the example (None when ``flaws``) and the names of columns that were not used.
+
+    ``kind`` names the shape, also of a bad row as far as its columns tell it; it is empty when they do not.
+    """
 
     example: Example | None
     flaws: list[Flaw]
     ignored: list[str]
+    kind: str = ""
+    notes: Sequence[Note] = ()
 
     def bad(self, row: RawRow) -> list[BadRow]:
         """The flaws as bad rows."""
         return [BadRow(file=row.file, line=row.line, field=field, reason=reason) for field, reason in self.flaws]
-
-
-class Turns(NamedTuple):
-    """A list of messages: none when ``flaws``. ``ignored`` names the keys of messages that were not used."""
-
-    messages: tuple[Message, ...]
-    flaws: list[Flaw]
-    ignored: list[str]
 
 
 def shared(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -179,111 +154,29 @@ def shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def given(row: Mapping[str, Any]) -> list[str]:
-    """The columns of a row that are not null."""
-    return [key for key, value in row.items() if value is not None]
+def unmuted(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages without their weights, which mean nothing in a prompt."""
+    if all(message.supervised for message in messages):
+        return messages
+    return tuple(message if message.supervised else message._replace(supervised=True) for message in messages)
 
 
-def foreign(row: Mapping[str, Any], others: Mapping[str, str], method: str) -> list[Flaw]:
-    """Columns that would change what the row means; passing over them would train something else.
+def prompt_of(example: Example) -> Hashable | None:
+    """What stands before the last supervised turn, to tell the same prompt with another answer; None for a text.
 
-    Args:
-        row: the row.
-        others: columns that do not belong to ``method``, and what they belong to.
-        method: as a person writes it.
+    A prompt that is a string equals none that is a conversation.
     """
-    columns = given(row)
-    flaws = [Flaw(key, f"belongs to {others[key]}, not to {method}") for key in columns if key in others]
-    return flaws or [
-        Flaw(key, f"{_CHANGES_THE_ROW[key]} are not supported yet")
-        for key in columns
-        if key in _CHANGES_THE_ROW and row[key] != []
-    ]
-
-
-def pick(row: Mapping[str, Any], columns: Mapping[str, str], shapes: str) -> str | Shaped:
-    """Which shape a row has, or its refusal: it has none, or could be taken in more than one way.
-
-    Args:
-        row: the row.
-        columns: each column of each shape, and the shape's name.
-        shapes: all shapes, as a person reads them.
-    """
-    present = [key for key in given(row) if key in columns]
-    found = present or [key for key in row if key in columns]
-    kinds = {columns[key] for key in found}
-    if not kinds:
-        return no_shape(row, shapes)
-    if len(kinds) > 1 and present:
-        names = ", ".join(f"`{key}`" for key in found)
-        return Shaped(None, [Flaw(None, f"has several shapes at once: {names}; keep one of {shapes}")], [])
-    return next(kind for kind in columns.values() if kind in kinds)
-
-
-def no_shape(row: Mapping[str, Any], shapes: str) -> Shaped:
-    """The refusal of a row that has none of ``shapes``."""
-    found = ", ".join(f"`{printable(key)}`" for key in list(row)[:8]) or "nothing"
-    return Shaped(None, [Flaw(None, f"has none of {shapes}; it has {found}")], [])
-
-
-def text_flaws(field: str, value: Any, *, hint: str = "", what: str = "a string") -> list[Flaw]:
-    """What is wrong with a text that must have words."""
-    if not isinstance(value, str):
-        return [Flaw(field, f"is {kind(value)}, not {what}{hint}")]
-    if not value:
-        return [Flaw(field, f"is empty{hint}")]
-    return [] if value.strip() else [Flaw(field, f"is only white space{hint}")]
-
-
-def turns(column: str, value: Any) -> Turns:
-    """Read the list of messages in ``column``: at least one, and every flaw of all."""
-    if not isinstance(value, list):
-        hint = "; it looks like JSON inside a string" if isinstance(value, str) and value.lstrip()[:1] == "[" else ""
-        return Turns((), [Flaw(column, f"is {kind(value)}, not a list of messages{hint}")], [])
-    if not value:
-        return Turns((), [Flaw(column, "is empty")], [])
-    flaws: list[Flaw] = []
-    ignored: list[str] = []
-    for number, message in enumerate(value):
-        place = f"{column}[{number}]"
-        if isinstance(message, dict):
-            flaws += _message_flaws(place, message)
-            ignored += [f"{column}[].{key}" for key in given(message) if key not in ("role", "content")]
-        else:
-            flaws.append(Flaw(place, f"is {kind(message)}, not an object with role and content"))
-    messages = () if flaws else tuple(Message(m["role"], m["content"]) for m in value)
-    return Turns(messages, flaws, ignored)
-
-
-def _message_flaws(place: str, message: dict[str, Any]) -> list[Flaw]:
-    flaws = [
-        Flaw(f"{place}.{key}", f"{what} are not supported yet")
-        for key, what in _CHANGES_THE_MESSAGE.items()
-        if message.get(key) not in (None, [])
-    ]
-    if flaws:
-        return flaws
-    role = message.get("role")
-    if "role" not in message:
-        flaws.append(Flaw(f"{place}.role", "is missing"))
-    elif not isinstance(role, str):
-        flaws.append(Flaw(f"{place}.role", f"is {kind(role)}, not a string"))
-    elif role not in ROLES:
-        flaws.append(Flaw(f"{place}.role", f"is none of {', '.join(ROLES)}"))
-    content = message.get("content")
-    if "content" not in message:
-        flaws.append(Flaw(f"{place}.content", "is missing"))
-    elif isinstance(content, list):
-        flaws.append(
-            Flaw(f"{place}.content", f"is a list of parts{_part_types(content)}; only strings are supported yet")
-        )
-    elif not isinstance(content, str) or role in ("user", "assistant"):
-        flaws += text_flaws(f"{place}.content", content)
-    return flaws
-
-
-def _part_types(parts: list[Any]) -> str:
-    """Types of parts that are known words; another value could be text of the row."""
-    types = {part.get("type") for part in parts if isinstance(part, dict) and isinstance(part.get("type"), str)}
-    known = [name for name in _PART_TYPES if name in types]
-    return f" ({', '.join(known)})" if known else ""
+    if isinstance(example, Text):
+        return None
+    if isinstance(example, Pair | Feedback):
+        single = example.chosen if isinstance(example, Pair) else example.answered
+        end = single.prompt if isinstance(single, Conversation) else 0
+    else:
+        single, end = example, -1
+    if isinstance(single, Completion):
+        return single.prompt
+    if end < 0:
+        messages = single.messages
+        learned = (n for n in range(len(messages) - 1, single.prompt - 1, -1) if messages[n].role == "assistant")
+        end = next((n for n in learned if messages[n].supervised), -1)
+    return None if end < 0 else (unmuted(single.messages[:end]), single.tools)
