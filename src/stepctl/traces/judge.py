@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from stepctl.traces.chat import ChatPlacer, ConversationRefused
 from stepctl.traces.mask import Prepared, RowRefused, mask
 from stepctl.traces.notice import Notices, label_counts
 from stepctl.traces.read import EMPTY, RawRow, parse
-from stepctl.traces.rows import BadRow, Judgement, Row, Source
+from stepctl.traces.rows import BadRow, Judgement, Row, TraceSource, digest
 from stepctl.traces.shapes import Example, Shaped
 from stepctl.traces.tokenizer import Encoded, TextTokenizer
 
@@ -26,7 +25,7 @@ Waiting = tuple[RawRow, Example, tuple[Prepared, ...]]
 
 
 def judge(
-    sources: Sequence[Source], *, method: str, tokenizer: TextTokenizer, max_length: int, train_on: str
+    sources: Sequence[TraceSource], *, method: str, tokenizer: TextTokenizer, max_length: int, train_on: str
 ) -> Judgement:
     """Judge every row of ``sources``, in order.
 
@@ -56,13 +55,11 @@ def judge(
             next='set train.train_on = "assistant", or use --method sft',
         )
     judging = _Judging(method, tokenizer, max_length, everything)
-    digest = hashlib.sha256()
     for source in sources:
-        digest.update(source.data)
         judging.read(source)
     if not sources:
         judging.bad.append(BadRow(file="", line=None, reason=EMPTY))
-    return judging.finish(digest.hexdigest())
+    return judging.finish(digest(*sources))
 
 
 @dataclass
@@ -86,7 +83,7 @@ class _Judging:
             return sft.shape(row, need_assistant=not self.everything)
         return preference.shape(row) if self.method == "dpo" else feedback.shape(row)
 
-    def read(self, source: Source) -> None:
+    def read(self, source: TraceSource) -> None:
         """Judge the rows of one file."""
         raw, unread = parse(source)
         bad: list[BadRow] = list(unread)
