@@ -93,7 +93,7 @@ def _pieces(blocks: Blocks, boundary: re.Pattern[bytes] | None = None) -> Iterat
             found = block.split(b"\n")
         else:
             text = held + block
-            held = _HALF_A_BOUNDARY.search(text[-3:]).group()  # type: ignore[union-attr]
+            held = _HALF_A_BOUNDARY.search(text[-4:]).group()  # type: ignore[union-attr]
             found = boundary.split(text[: len(text) - len(held)])
         last = found.pop()
         for data in found:
