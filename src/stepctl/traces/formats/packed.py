@@ -100,7 +100,8 @@ def _up_to_damage(engine: zlib._Decompress, source: _Input) -> Iterator[bytes]:
             good.append(engine.decompress(source.data[place : place + 1]))
         except zlib.error as error:
             yield b"".join(good)
-            what = "does not match its check sum" if "check" in str(error) and good else "is damaged"
+            sums = ("data check", "length check")
+            what = "does not match its check sum" if any(each in str(error) for each in sums) else "is damaged"
             raise Damaged("gzip", what, source.position + place) from None
     raise AssertionError("zlib fails at the same byte again")
 

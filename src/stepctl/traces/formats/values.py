@@ -16,8 +16,9 @@ BLANK = " \t\r\n"
 BOM = "\ufeff"
 NESTED = "is nested too deeply"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_UNCLOSED = "a string is not closed"
 _SYNTAX = {
-    "Unterminated string starting at": "a string is not closed",
+    "Unterminated string starting at": _UNCLOSED,
     "Expecting property name enclosed in double quotes": "a name in double quotes is missing",
     "Illegal trailing comma before end of object": "a comma stands before the closing bracket",
     "Illegal trailing comma before end of array": "a comma stands before the closing bracket",
@@ -98,8 +99,8 @@ class Decoder:
             value, end = self._json.raw_decode(text, position)
         except json.JSONDecodeError as error:
             if error.msg.startswith("Unterminated") or not text[error.pos :].strip(BLANK):
-                reason = "the row ends too early: " + _SYNTAX.get(error.msg, "it is cut off")
-                raise Syntax(reason, error.pos, early=True) from None
+                what = _UNCLOSED if error.msg.startswith("Invalid control") else _SYNTAX.get(error.msg, "it is cut off")
+                raise Syntax(f"the row ends too early: {what}", error.pos, early=True) from None
             reason = "a backslash is not followed by what JSON allows" if "escape" in error.msg else "a value is broken"
             raise Syntax(_SYNTAX.get(error.msg, reason), error.pos) from None
         except RecursionError:
