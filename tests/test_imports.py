@@ -14,7 +14,7 @@ import stepctl
 
 SOURCE = Path(stepctl.__file__).resolve().parent
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "huggingface_hub")
-LATE = ("rich", "jinja2", "tokenizers", "psutil", "paramiko", "cryptography", "httpx")
+LATE = ("rich", "jinja2", "tokenizers", "psutil", "paramiko", "cryptography", "httpx", "pyarrow", "zstandard")
 TRAINER = "stepctl.trainer"
 
 

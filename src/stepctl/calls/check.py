@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepctl.base.errors import StepctlError, TraceRefused, UsageError
 from stepctl.calls.prepare import bad_lines, inherit, read_state, shape_of
-from stepctl.calls.request import STDIN, read_name
+from stepctl.calls.request import STDIN, read_name, read_source
 from stepctl.calls.start import method_warnings, steps_of
 from stepctl.calls.world import World
 from stepctl.config.load import Loaded
@@ -106,9 +106,13 @@ def open_sources(names: Sequence[str], stdin: TraceSource | None) -> list[TraceS
         if name == STDIN and stdin is not None:
             found.append(stdin)
         else:
+            path = Path(name)
             with read_name(name):
-                Path(name).open("rb").close()
-            found.append(FileSource(name=name, path=name))
+                path.open("rb").close()
+            if not path.is_file():
+                found.append(read_source(name))  # a pipe has its bytes once
+                continue
+            found.append(FileSource(name=name, path=path))
     return found
 
 

@@ -6,7 +6,6 @@ the trace unless the caller keeps what trains.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from stepctl.traces.chat import ChatPlacer, ConversationRefused
 from stepctl.traces.mask import Masked, Prepared, RowRefused, mask
 from stepctl.traces.notice import Notices
 from stepctl.traces.read import EMPTY, RawRow, read_rows
-from stepctl.traces.rows import BadRow, FileRead, Judgement, Row, TraceSource
+from stepctl.traces.rows import BadRow, FileRead, Judgement, Row, TraceSource, digest
 from stepctl.traces.rules import Rules
 from stepctl.traces.shapes import Example, Shaped
 from stepctl.traces.tally import Tally
@@ -60,15 +59,11 @@ def _judge(
 ) -> Judgement:
     check_rules(rules)
     judging = Judging(rules, tokenizer, keep, most)
-    digest = hashlib.sha256()
     for source in sources:
-        with source.open() as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
         judging.read(source)
     if not sources:
         judging.bad.append(BadRow(file="", line=None, reason=EMPTY))
-    return judging.finish(rows, digest.hexdigest())
+    return judging.finish(rows, digest(*sources))
 
 
 def check_rules(rules: Rules) -> None:
@@ -100,7 +95,7 @@ class Judging:
     dropped: int = 0
 
     def __post_init__(self) -> None:
-        self.placer = ChatPlacer(self.tokenizer, parse_special=self.rules.parse_special_tokens)
+        self.placer = ChatPlacer(self.tokenizer)
         self.tally = Tally()
         self.notices = Notices(self.tokenizer, self.rules.max_length, self.rules.everything, self.most)
 
@@ -109,8 +104,9 @@ class Judging:
         rules = self.rules
         if rules.method == "sft":
             return sft.shape(row, need_assistant=not rules.everything, thinking=rules.thinking)
-        module = preference if rules.method == "dpo" else feedback
-        return module.shape(row, thinking=rules.thinking)
+        if rules.method == "dpo":
+            return preference.shape(row, thinking=rules.thinking)
+        return feedback.shape(row, thinking=rules.thinking)
 
     def read(self, source: TraceSource) -> None:
         """Judge the rows of one file."""

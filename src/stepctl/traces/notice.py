@@ -49,7 +49,6 @@ class Notices:
         """Notice a row of a good shape; ``stands`` says how it stands to earlier ones, see :meth:`Tally.example`."""
         self.chats += prepared[0].chat
         self.injected += any(text.injected for text in prepared)
-        self.dated += any(text.dated for text in prepared)
         if stands == SAME:
             self._tell("duplicates", raw, "repeats an earlier row")
         if stands == AGAINST:
@@ -61,7 +60,7 @@ class Notices:
     def notes(self, raw: RawRow, notes: Sequence[Note]) -> None:
         """Notice what a row's shape noted."""
         for note in notes:
-            self._tell(note.code, raw, f"{note.field}: {note.message}" if note.field else note.message)
+            self._tell(note.code, raw, f"{note.field}: {note.reason}" if note.field else note.reason)
 
     def seam(self, row: Row) -> None:
         """Notice a row whose prompt does not end with a token, or not with the same one on both sides."""

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
 from msgspec import Struct
+
+
+class TraceSource(Protocol):
+    """One trace file, read as often as it is opened."""
+
+    @property
+    def name(self) -> str:
+        """As given (``-`` for stdin)."""
+
+    def open(self) -> BinaryIO:
+        """Its bytes from the first on; can be sought in."""
+
+    def sha256(self) -> str:
+        """The digest of its bytes as they are stored."""
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -10,6 +29,39 @@ class Source(Struct, frozen=True, kw_only=True):
 
     name: str
     data: bytes
+
+    def open(self) -> BinaryIO:
+        """Its bytes, from memory."""
+        return io.BytesIO(self.data)
+
+    def sha256(self) -> str:
+        """The digest of its bytes."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+class FileSource(Struct, frozen=True, kw_only=True):
+    """One trace file on disk: its name as given and where it is. It must be a regular file: no pipe, which ends."""
+
+    name: str
+    path: Path
+
+    def open(self) -> BinaryIO:
+        """Its bytes, from the disk. Raises OSError."""
+        return self.path.open("rb")
+
+    def sha256(self) -> str:
+        """The digest of its bytes. Raises OSError."""
+        return digest(self)
+
+
+def digest(*sources: TraceSource) -> str:
+    """The sha256 of the bytes of all sources, one after the other. Raises OSError."""
+    state = hashlib.sha256()
+    for source in sources:
+        with source.open() as file:
+            while block := file.read(1 << 20):
+                state.update(block)
+    return state.hexdigest()
 
 
 class Tokens(Struct, frozen=True, kw_only=True):

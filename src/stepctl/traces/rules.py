@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-Thinking = Literal["keep", "drop"]
+from stepctl.traces.shapes import Thinking
+
 OnLong = Literal["truncate", "refuse", "drop"]
 
 

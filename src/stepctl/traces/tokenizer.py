@@ -64,6 +64,11 @@ class TextTokenizer:
         return None if self.bos_token is None else self._backend.token_to_id(self.bos_token)
 
     @property
+    def origin(self) -> str:
+        """Where the chat template comes from."""
+        return "the model's" if self.template is not None else "the default"
+
+    @property
     def starts_with_bos(self) -> bool:
         """Whether plain text gets a BOS in front."""
         first = self.encode("a", add_special_tokens=True).ids[:1]
