@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from stepctl.traces.judge import judge
 from stepctl.traces.rows import Judgement, KtoRow, SftRow, Source, Tokens
+from stepctl.traces.rules import Rules
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 CORPUS = ["What is two plus two? Two plus two is four. user assistant system Paris Answer: Paris"] * 4
@@ -71,18 +72,18 @@ def chatml(make_folder: MakeFolder) -> TextTokenizer:
 
 @pytest.fixture
 def check() -> Judge:
-    """``check(tokenizer, *rows, method=)``: judge rows (objects, or lines as text) as one file."""
+    """``check(tokenizer, *rows, method=, ...)``, with rules: judge rows (objects, or lines as text) as one file."""
 
     def run(
         tokenizer: TextTokenizer,
         *rows: object,
         method: str = "sft",
         max_length: int = 1024,
-        train_on: str = "assistant",
+        **rules: Any,
     ) -> Judgement:
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         source = Source(name="trace.jsonl", data="\n".join(lines).encode())
-        return judge([source], method=method, tokenizer=tokenizer, max_length=max_length, train_on=train_on)
+        return judge([source], Rules(method=method, max_length=max_length, **rules), tokenizer)
 
     return run
 

@@ -1,4 +1,4 @@
-"""Rows of every shape, whole and broken in every place: an example or flaws, never both, and never a word of the row."""
+"""Rows of every shape, whole and broken in every place: an example or flaws, never both, and no word of the row."""
 
 from __future__ import annotations
 

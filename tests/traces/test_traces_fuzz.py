@@ -23,6 +23,7 @@ import zstandard
 from stepctl.traces.judge import METHODS, judge
 from stepctl.traces.read import RawRow, read_rows
 from stepctl.traces.rows import BadRow, Source
+from stepctl.traces.rules import Rules
 from stepctl.traces.tokenizer import TextTokenizer
 
 FILES = 10_500
@@ -199,7 +200,7 @@ def judged(data: bytes, tokenizer: TextTokenizer) -> str:
     lines = [row.line for row in read if isinstance(row, RawRow)]
     assert lines == sorted(set(lines))
     for method in METHODS:
-        result = judge([source], method=method, tokenizer=tokenizer, max_length=64, train_on="assistant")
+        result = judge([source], Rules(method=method, max_length=64), tokenizer)
         assert result.rows or result.bad
         assert {row.line for row in result.rows} <= set(lines)
     return reading.format

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stepctl.base.errors import UsageError
 from stepctl.traces.judge import BATCH, judge
 from stepctl.traces.rows import Judgement, SftRow, Source
+from stepctl.traces.rules import Rules
 from stepctl.traces.tokenizer import TextTokenizer
 
 Judge = Callable[..., Judgement]
@@ -29,7 +30,7 @@ def codes(result: Judgement) -> list[str]:
 
 def run(tokenizer: TextTokenizer, *files: bytes, max_length: int = 64, train_on: str = "assistant") -> Judgement:
     sources = [Source(name=f"{number}.jsonl", data=data) for number, data in enumerate(files)]
-    return judge(sources, method="sft", tokenizer=tokenizer, max_length=max_length, train_on=train_on)
+    return judge(sources, Rules(max_length=max_length, train_on=train_on), tokenizer)
 
 
 def test_each_row_is_taken_by_its_own_shape(
@@ -139,7 +140,7 @@ def test_more_rows_than_a_batch_keep_their_order(chatml: TextTokenizer, check: J
 def test_unknown_settings_are_usage_errors(chatml: TextTokenizer, change: dict[str, str]) -> None:
     given_settings: dict[str, Any] = {"method": "sft", "train_on": "assistant", **change}
     with pytest.raises(UsageError):
-        judge([], tokenizer=chatml, max_length=9, **given_settings)
+        judge([], Rules(max_length=9, **given_settings), chatml)
 
 
 def consistent(result: Judgement, max_length: int) -> None:

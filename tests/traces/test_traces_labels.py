@@ -130,8 +130,8 @@ def test_a_merged_seam_of_a_chat_is_told(make_folder: MakeFolder, check: Judge, 
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     tokenizer = load_tokenizer(make_folder(template))
-    result = check(tokenizer, *(chat("user", "a", "assistant", "Paris") | {"label": n} for n in (0, 1)), method="kto")
-    assert [tokenizer.decode(part) for part in split(kto(result)[0])] == ["user: a<|im_end|>assistant:", f" Paris{END}"]
+    result = check(tokenizer, *(chat("user", f"a{n}", "assistant", "Paris") | {"label": n} for n in (0, 1)), method="kto")
+    assert [tokenizer.decode(part) for part in split(kto(result)[0])] == ["user: a0<|im_end|>assistant:", f" Paris{END}"]
     assert [(warning.code, warning.line) for warning in result.warnings] == [("seam", 1), ("seam", 2)]
 
 
@@ -160,7 +160,16 @@ def test_one_kind_of_label_is_warned_of(chatml: TextTokenizer, check: Judge, lab
     assert [warning.code for warning in result.warnings] == ["one_label"]
     assert words in result.warnings[0].message
     assert sorted(result.counts.values()) == [0, 2]
-    assert check(chatml, row, {**row, "label": not label}, method="kto").warnings == []
+    assert check(chatml, row, {**row, "prompt": "c", "label": not label}, method="kto").warnings == []
+
+
+def test_both_labels_of_one_answer_are_told(chatml: TextTokenizer, check: Judge) -> None:
+    row = {"prompt": "a", "completion": "b", "label": True}
+    result = check(chatml, row, {**row, "label": False}, {**row, "completion": "c"}, method="kto")
+    assert [(warning.code, warning.line) for warning in result.warnings] == [("contradiction", None)]
+    assert "1 row, line 2, say" in result.warnings[0].message
+    assert [(warning.code, warning.line) for warning in result.single] == [("contradiction", 2)]
+    assert (result.duplicates, result.same_prompt) == (0, 1)
 
 
 def test_a_dropped_prompt_turn_is_refused_by_its_column(make_folder: MakeFolder, check: Judge, chat: Chat) -> None:

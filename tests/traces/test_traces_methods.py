@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stepctl.traces.judge import judge
 from stepctl.traces.rows import DpoRow, Judgement, KtoRow, Source, Tokens
+from stepctl.traces.rules import Rules
 from stepctl.traces.tokenizer import TextTokenizer
 
 FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
@@ -61,7 +62,7 @@ PROMPTS_AND_REPLIES = st.one_of(
 def run(tokenizer: TextTokenizer, rows: list[Any], method: str, max_length: int) -> Judgement:
     lines = ['{"the first line": "tells that it is JSON lines"}', *map(json.dumps, rows)]
     source = Source(name="t.jsonl", data="\n".join(lines).encode())
-    return judge([source], method=method, tokenizer=tokenizer, max_length=max_length, train_on="assistant")
+    return judge([source], Rules(method=method, max_length=max_length), tokenizer)
 
 
 def first(text: Tokens) -> int:

@@ -276,7 +276,8 @@ def test_what_the_template_does_is_told_once(make_folder: MakeFolder, check: Jud
 def test_duplicates_are_pairs_and_a_prompt_may_be_shared(chatml: TextTokenizer, check: Judge) -> None:
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     swapped = {**row, "chosen": "c", "rejected": "b"}
-    assert check(chatml, row, swapped, {**row, "rejected": "d"}, method="dpo").warnings == []
+    assert check(chatml, row, {**row, "rejected": "d"}, method="dpo").warnings == []
+    assert [warning.code for warning in check(chatml, row, swapped, method="dpo").warnings] == ["contradiction"]
     assert [warning.code for warning in check(chatml, row, row, method="dpo").warnings] == ["duplicates"]
 
 

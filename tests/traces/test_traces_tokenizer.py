@@ -135,12 +135,12 @@ def test_default_templates_keep_every_role_and_end_each_reply(make_folder: MakeF
 
 def test_judging_loads_neither_torch_nor_transformers(make_folder: MakeFolder) -> None:
     code = (
-        "import sys, pathlib; import stepctl.traces.judge as j\n"
+        "import sys, pathlib; import stepctl.traces.judge as j; from stepctl.traces import rules\n"
         "light = {'jinja2', 'tokenizers'} & set(sys.modules)\n"
         "from stepctl.traces.tokenizer import load_tokenizer; from stepctl.traces.rows import Source\n"
         'source = Source(name=\'t\', data=b\'{"messages": [{"role": "assistant", "content": "a"}]}\')\n'
         "t = load_tokenizer(pathlib.Path(sys.argv[1]))\n"
-        "print(len(j.judge([source], method='sft', tokenizer=t, max_length=9, train_on='assistant').rows))\n"
+        "print(len(j.judge([source], rules.Rules(max_length=9), t).rows))\n"
         "heavy = {'torch', 'transformers', 'trl', 'peft', 'datasets', 'huggingface_hub'} & set(sys.modules)\n"
         "print(sorted(light), sorted(heavy))"
     )

@@ -63,7 +63,7 @@ def check(world: World, sources: Sequence[TraceSource]) -> Checked:
     return Checked(
         settings=settings,
         judged=judged,
-        warnings=[*judged.warnings, *(RowWarning(**each) for each in more)],
+        warnings=[*judged.warnings, *judged.single, *(RowWarning(**each) for each in more)],
         template=tokenizer.origin,
         step_sec=_step_sec(world, settings),
     )

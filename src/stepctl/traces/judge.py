@@ -204,6 +204,7 @@ class Judging:
             skipped=len(bad_rows) if self.rules.skip_bad_rows else 0,
             dropped=self.dropped,
             warnings=list(self.notices.warnings(tally, self.rules.method, len(self.files) > 1)),
+            single=list(self.notices.single(tally)),
             sha256=sha256,
             tokens=tally.tokens,
             supervised_tokens=tally.supervised,

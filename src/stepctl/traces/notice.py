@@ -91,16 +91,24 @@ class Notices:
             told.warnings.append(RowWarning(code=code, message=message, file=row.file, line=row.line))
 
     def warnings(self, tally: Tally, method: str, several: bool) -> Iterator[RowWarning]:
-        """All warnings: what concerns many rows, then single ones. ``several``: the trace has several files."""
+        """What concerns many rows, then single ones that are not summed up. ``several``: there are several files."""
         yield from self._of_all(tally, method)
-        for code, say in self._summaries(tally).items():
+        summaries = self._summaries(tally)
+        for code, say in summaries.items():
             if told := self._told.get(code):
                 yield RowWarning(code=code, message=say(_count(told.rows), _where(told, several)))
         for code, told in self._told.items():
-            yield from told.warnings
-            if code not in self._summaries(tally) and told.rows > len(told.warnings):
-                more = told.rows - len(told.warnings)
-                yield RowWarning(code=code, message=f"and {more} more rows like these: {told.warnings[0].message}")
+            if code not in summaries:
+                yield from told.warnings
+                if more := told.rows - len(told.warnings):
+                    yield RowWarning(code=code, message=f"and {more} more rows like these: {told.warnings[0].message}")
+
+    def single(self, tally: Tally) -> Iterator[RowWarning]:
+        """The single rows behind the summaries."""
+        summaries = self._summaries(tally)
+        for code, told in self._told.items():
+            if code in summaries:
+                yield from told.warnings
 
     def _of_all(self, tally: Tally, method: str) -> Iterator[RowWarning]:
         if self.ignored:

@@ -52,11 +52,10 @@ def show_row(source: TraceSource, line: int, rules: Rules, tokenizer: TextTokeni
     Returns:
         The row; or what is wrong with it; or why there is none.
     """
-    reading, number, near = read_rows(source), 0, None
-    for raw in reading:
+    reading, near = read_rows(source), None
+    for number, raw in enumerate(reading, start=1):
         if raw.line is None:
             return [raw] if isinstance(raw, BadRow) else "the row has no line"
-        number += 1
         if raw.line == line:
             return [raw] if isinstance(raw, BadRow) else _show(raw, number, reading.format, rules, tokenizer)
         if raw.line > line:
@@ -74,7 +73,9 @@ def _show(raw: RawRow, number: int, form: str, rules: Rules, tokenizer: TextToke
     bad = found if isinstance(found, list) else list(judging.tokenize([found]))
     if bad:
         return bad
-    warnings = [each for each in judging.notices.warnings(judging.tally, rules.method, False) if each.line is not None]
+    notices, tally = judging.notices, judging.tally
+    warnings = [*notices.warnings(tally, rules.method, False), *notices.single(tally)]
+    warnings = [each for each in warnings if each.line is not None]
     if not rows:
         return f"the row at line {raw.line} is left out: {warnings[0].message}"
     (row,) = rows
@@ -84,7 +85,7 @@ def _show(raw: RawRow, number: int, form: str, rules: Rules, tokenizer: TextToke
         format=form,
         row=number,
         line=raw.line,
-        kind=next(iter(judging.tally.kinds), ""),
+        kind=next(iter(tally.kinds), ""),
         template=tokenizer.origin if chat else None,
         texts=dict(_texts(row, tokenizer)),
         cut=row.cut,

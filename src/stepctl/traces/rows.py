@@ -201,7 +201,7 @@ class FileRead(Struct, frozen=True, kw_only=True):
 
 
 class Lengths(Struct, frozen=True, kw_only=True):
-    """How many rows have at most so many tokens (of their longest text, before the cut) and more than the bin before."""
+    """How many rows have at most so many tokens (of their longest text, uncut), and more than the bin before."""
 
     at_most: int
     rows: int
@@ -217,7 +217,8 @@ class Judgement(Struct, frozen=True, kw_only=True):
         bad: all that cannot be trained, in file order.
         skipped: rows with something bad that were left out as asked; 0 when bad rows refuse the trace.
         dropped: rows left out since they are longer than ``max_length``, as asked.
-        warnings: those of single rows are bounded; one without a line counts them all.
+        warnings: what a person should know; one without a line concerns many rows.
+        single: the single rows behind warnings that sum many up. Both are bounded for each code.
         sha256: over the concatenated bytes of the sources.
         tokens, supervised_tokens: of rows that train, after the cut.
         truncated: rows that the cut made shorter; ``lost_tokens`` are the supervised ones that it took.
@@ -236,6 +237,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
     skipped: int
     dropped: int
     warnings: list[RowWarning]
+    single: list[RowWarning]
     sha256: str
     tokens: int
     supervised_tokens: int
@@ -252,7 +254,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
     @property
     def refusals(self) -> list[BadRow]:
-        """What refuses the trace: bad rows that were not left out, a file that could not be read whole, no row at all."""
+        """What refuses the trace: bad rows not left out, a file that could not be read whole, no row at all."""
         if not self.skipped:
             return self.bad
         unread = [bad for bad in self.bad if bad.line is None or bad.rest_unread]

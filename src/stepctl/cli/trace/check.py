@@ -33,7 +33,7 @@ def check(
     skip_bad_rows: SkipBadRows = False,
     json: Json = False,
 ) -> int:
-    """Judge every row of TRACE as train would: what is bad and why, tokens, lengths, steps. Exit 3 when it is refused."""
+    """Judge every row of TRACE as train would: what is bad and why, tokens, lengths, steps. Exit 3: it is refused."""
     from stepctl.calls.check import check as call
     from stepctl.calls.check import open_sources
     from stepctl.traces.rows import Source
@@ -106,8 +106,8 @@ def _lines(checked: Checked) -> Iterator[str]:
     judged, settings = checked.judged, checked.settings
     for each in judged.files:
         yield f"{each.name}: {each.format}, {_rows(each.rows)}"
-    if judged.kinds:
-        yield f"shapes: {', '.join(f'{count} {kind}' for kind, count in judged.kinds.items())}; method {settings.method}"
+    if kinds := ", ".join(f"{count:,} {kind}" for kind, count in judged.kinds.items()):
+        yield f"shapes: {kinds}; method {settings.method}"
     if judged.bad:
         count = len({(bad.file, bad.line) for bad in judged.bad})
         yield f"bad: {_rows(count)}{'' if checked.refused else ', left out'}"
@@ -130,7 +130,8 @@ def _lines(checked: Checked) -> Iterator[str]:
         return
     yield f"steps: {checked.steps}, of {settings.train.grad_accum} rows each"
     if checked.forecast_sec is not None:
-        yield f"forecast: {duration(checked.forecast_sec)} of steps, from earlier runs ({checked.step_sec:.2f} s a step)"
+        each_step = f"{checked.step_sec:.2f} s a step in earlier runs"
+        yield f"forecast: {duration(checked.forecast_sec)} of steps ({each_step})"
 
 
 def _rowwise(checked: Checked) -> Iterator[str]:

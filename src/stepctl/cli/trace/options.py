@@ -14,9 +14,7 @@ Method = Annotated[str | None, typer.Option(help="Training method: sft, dpo or k
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")]
 MaxLength = Annotated[int | None, typer.Option(help="Tokens of an example that are kept.")]
 OnLong = Annotated[str | None, typer.Option(help="Longer examples: truncate, refuse or drop.", metavar="WHAT")]
-SkipBadRows = Annotated[
-    bool, typer.Option("--skip-bad-rows", help="Leave bad rows out instead of refusing the trace.")
-]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out instead of refusing the trace.")]
 
 
 def open_judge(output: Output, given: dict[str, object]) -> World:
@@ -25,7 +23,6 @@ def open_judge(output: Output, given: dict[str, object]) -> World:
     Raises:
         UsageError: the settings are not in order.
     """
-    from stepctl.calls.world import World
     from stepctl.cli.display import new_display
     from stepctl.cli.session import open_world
 
