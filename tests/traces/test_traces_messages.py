@@ -191,6 +191,7 @@ def test_a_message_by_itself_is_a_list_of_one() -> None:
         (reply(weight=0.5), "messages[1].weight", "neither 0 nor 1"),
         (reply(weight=True), "messages[1].weight", "is a boolean, not 0 or 1"),
         (reply(weight="1"), "messages[1].weight", "is a string, not 0 or 1"),
+        (reply(train=False), "messages[1].train", "write `weight`: 0"),
         (reply(weight=0), "messages", "every assistant turn has weight 0"),
         ({"messages": [USER | {"weight": 2}, REPLY]}, "messages[0].weight", "neither 0 nor 1"),
         (reply(tool_calls="secret"), "messages[1].tool_calls", "is a string, not a list of calls"),
