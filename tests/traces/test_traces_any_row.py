@@ -100,8 +100,12 @@ def broken(draw: st.DrawFn) -> dict[str, Any]:
         if not (all_places := places(made)):
             break
         holder, key = draw(st.sampled_from(all_places))
-        act = draw(st.sampled_from(["change", "change", "leave out", "add"]))
-        if act == "change":
+        act = draw(st.sampled_from(["tell", "change", "leave out", "add"]))
+        if act == "tell":
+            words = [place for place in all_places if isinstance(place[0][place[1]], str)]
+            holder, key = draw(st.sampled_from(words or all_places))
+            holder[key] = SECRET
+        elif act == "change":
             holder[key] = draw(ANY)
         elif act == "leave out":
             del holder[key]
