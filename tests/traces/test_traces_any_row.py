@@ -19,12 +19,12 @@ SCALAR = (
     st.none()
     | st.booleans()
     | st.integers(-2, 2)
-    | st.sampled_from([0.0, 1.0, 0.5, float("inf"), 10**400])
-    | st.sampled_from(["", " ", SECRET, "[]", "{}", "null", "NaN", '{"a": "\\ud800"}', "[" * 3000, '{"a": 1, "a": 2}'])
+    | st.sampled_from([0.0, 1.0, 0.5, float("inf"), 10**40])
+    | st.sampled_from(["", " ", SECRET, "[]", "{}", "null", "NaN", '{"a": "\\ud800"}', "[" * 900, '{"a": 1, "a": 2}'])
 )
 KEY = st.sampled_from([SECRET, "role", "content", "from", "value", "type", "text", "function", "name", "arguments"])
 ANY = st.recursive(
-    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEY, inner, max_size=4), max_leaves=8
+    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEY, inner, max_size=4), max_leaves=5
 )
 ARGUMENTS = st.dictionaries(st.just(SECRET), SCALAR | TEXT, max_size=1)
 FUNCTION = st.fixed_dictionaries({"name": TEXT, "arguments": ARGUMENTS | ARGUMENTS.map(json.dumps)})
@@ -38,8 +38,7 @@ ASKED = st.fixed_dictionaries(
 SAID = st.fixed_dictionaries(
     {"role": st.just("assistant"), "content": WORDS},
     optional={
-        "weight": st.sampled_from([0, 1, 1.0]),
-        "reasoning_content": TEXT,
+        "weight": st.sampled_from([1, 1.0, None, 0]),
         "thinking": TEXT | st.none(),
         "tool_calls": st.lists(CALL, max_size=2),
     },
@@ -52,25 +51,30 @@ PROMPT = st.builds(lambda more, ask: [*more, ask], st.lists(ASKED | SAID | SHARE
 REPLY = st.builds(lambda first, more: [first, *more], SAID, st.lists(ASKED | SAID, max_size=2) | st.just([]))
 CHAT = st.builds(lambda prompt, reply: prompt + reply, PROMPT, REPLY)
 TOOLS = st.lists(st.fixed_dictionaries({"name": TEXT}, optional={"parameters": ARGUMENTS}), max_size=2)
-EXTRAS: dict[str, Any] = {"tools": TOOLS | TOOLS.map(json.dumps), "system": TEXT, "id": ANY, "parallel_tool_calls": ANY}
+CHAT_COLUMNS: dict[str, Any] = {"tools": TOOLS | TOOLS.map(json.dumps), "parallel_tool_calls": ANY}
 ALPACA: dict[str, Any] = {"input": TEXT, "history": st.lists(st.tuples(TEXT, TEXT).map(list), max_size=2)}
-ANSWER = TEXT | REPLY | SAID
 
 
 def row(columns: dict[str, Any], **optional: Any) -> Any:
-    return st.fixed_dictionaries(columns, optional=EXTRAS | optional)
+    return st.fixed_dictionaries(columns, optional={"id": ANY} | optional)
+
+
+def chat(columns: dict[str, Any], **optional: Any) -> Any:
+    return row(columns, **CHAT_COLUMNS, **optional)
 
 
 ROW = st.one_of(
-    row({"messages": CHAT | CHAT.map(json.dumps)}),
-    row({"conversations": CHAT}),
-    row({"prompt": TEXT | PROMPT, "completion": ANSWER}),
-    row({"instruction": TEXT, "output": TEXT}, **ALPACA),
+    chat({"messages": CHAT | CHAT.map(json.dumps)}, system=TEXT),
+    chat({"conversations": CHAT}),
+    chat({"prompt": TEXT | PROMPT, "completion": REPLY | SAID}),
+    row({"prompt": TEXT, "completion": TEXT}),
+    chat({"instruction": TEXT, "output": TEXT}, system=TEXT, **ALPACA),
     row({"text": TEXT}),
-    row({"prompt": TEXT | PROMPT, "chosen": ANSWER, "rejected": ANSWER}),
-    row({"chosen": CHAT, "rejected": CHAT}),
-    row({"conversations": PROMPT, "chosen": SAID, "rejected": SAID}),
-    row({"instruction": TEXT, "chosen": TEXT, "rejected": TEXT}, **ALPACA),
+    chat({"prompt": TEXT | PROMPT, "chosen": REPLY | SAID, "rejected": REPLY | SAID}),
+    row({"prompt": TEXT, "chosen": TEXT, "rejected": TEXT}),
+    chat({"chosen": CHAT, "rejected": CHAT}),
+    chat({"conversations": PROMPT, "chosen": SAID, "rejected": SAID}),
+    chat({"instruction": TEXT, "chosen": TEXT, "rejected": TEXT}, **ALPACA),
     row(
         {
             "input": st.fixed_dictionaries({"messages": PROMPT}, optional={"tools": TOOLS}),
@@ -79,7 +83,7 @@ ROW = st.one_of(
         }
     ),
 )
-LABEL = st.sampled_from([{}, {"label": True}, {"desirable": "no"}, {"label": 0, "desirable": "👎"}])
+LABEL = st.sampled_from([{}, {}, {"label": True}, {"label": 0, "desirable": "👎"}])
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -92,12 +96,16 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 def broken(draw: st.DrawFn) -> dict[str, Any]:
     """A row of some shape with up to two places changed, left out or added."""
     made: dict[str, Any] = copy.deepcopy(draw(ROW)) | draw(LABEL)
-    for _ in range(draw(st.integers(0, 2))):
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
         if not (all_places := places(made)):
             break
         holder, key = draw(st.sampled_from(all_places))
-        act = draw(st.sampled_from(["change", "change", "leave out", "add"]))
-        if act == "change":
+        act = draw(st.sampled_from(["tell", "change", "leave out", "add"]))
+        if act == "tell":
+            words = [place for place in all_places if isinstance(place[0][place[1]], str)]
+            holder, key = draw(st.sampled_from(words or all_places))
+            holder[key] = SECRET
+        elif act == "change":
             holder[key] = draw(ANY)
         elif act == "leave out":
             del holder[key]
@@ -127,7 +135,7 @@ def check(shaped: Shaped, again: Shaped) -> None:
             assert all(single.field(number) for number in range(len(single.messages)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(broken(), st.sampled_from(["keep", "drop"]))
 def test_any_row_is_an_example_or_has_flaws(made: dict[str, Any], thinking: Any) -> None:
     before = copy.deepcopy(made)
@@ -139,7 +147,7 @@ def test_any_row_is_an_example_or_has_flaws(made: dict[str, Any], thinking: Any)
     assert made == before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from([*sft.SHAPE_COLUMNS, *preference.SIDES, "label", "input", "tools"]), ANY))
 def test_any_values_in_the_columns_that_are_read(made: dict[str, Any]) -> None:
     for method in (sft, preference, feedback):

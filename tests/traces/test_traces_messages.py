@@ -19,6 +19,8 @@ CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 TOOL = {"role": "tool", "content": "22", "tool_call_id": "c1", "name": "f"}
 CALLED = ToolCall("f", '{"x": "é", "n": 1}', "c1")
 
+ARGUMENTS = "messages[1].tool_calls[0].arguments"
+
 
 def reply(**keys: Any) -> dict[str, Any]:
     return {"messages": [USER, REPLY | keys]}
@@ -189,6 +191,7 @@ def test_a_message_by_itself_is_a_list_of_one() -> None:
         (reply(weight=0.5), "messages[1].weight", "neither 0 nor 1"),
         (reply(weight=True), "messages[1].weight", "is a boolean, not 0 or 1"),
         (reply(weight="1"), "messages[1].weight", "is a string, not 0 or 1"),
+        (reply(train=False), "messages[1].train", "write `weight`: 0"),
         (reply(weight=0), "messages", "every assistant turn has weight 0"),
         ({"messages": [USER | {"weight": 2}, REPLY]}, "messages[0].weight", "neither 0 nor 1"),
         (reply(tool_calls="secret"), "messages[1].tool_calls", "is a string, not a list of calls"),
@@ -199,23 +202,24 @@ def test_a_message_by_itself_is_a_list_of_one() -> None:
         (reply(tool_calls=[CALL | {"id": 5}]), "messages[1].tool_calls[0].id", "is a number"),
         (reply(tool_calls=[CALL | {"name": "f"}]), "messages[1].tool_calls[0]", "beside `function`"),
         (reply(tool_calls=[FUNCTION | {"name": " "}]), "messages[1].tool_calls[0].name", "is empty"),
-        (reply(tool_calls=[{"name": "f"}]), "messages[1].tool_calls[0].arguments", "is missing: write {}"),
-        (reply(tool_calls=[FUNCTION | {"arguments": ""}]), "messages[1].tool_calls[0].arguments", "is empty"),
-        (reply(tool_calls=[FUNCTION | {"arguments": "{secret"}]), "messages[1].tool_calls[0].arguments", "no JSON"),
-        (reply(tool_calls=[FUNCTION | {"arguments": "[1]"}]), "messages[1].tool_calls[0].arguments", "text of a list"),
-        (reply(tool_calls=[FUNCTION | {"arguments": "NaN"}]), "messages[1].tool_calls[0].arguments", "NaN"),
+        (reply(tool_calls=[{"name": "f"}]), ARGUMENTS, "is missing: write {}"),
+        (reply(tool_calls=[FUNCTION | {"arguments": ""}]), ARGUMENTS, "is empty"),
+        (reply(tool_calls=[FUNCTION | {"arguments": "{secret"}]), ARGUMENTS, "no JSON"),
+        (reply(tool_calls=[FUNCTION | {"arguments": "[1]"}]), ARGUMENTS, "text of a list"),
+        (reply(tool_calls=[FUNCTION | {"arguments": "NaN"}]), ARGUMENTS, "NaN"),
         (
             reply(tool_calls=[FUNCTION | {"arguments": '{"a": 1, "a": 2}'}]),
-            "messages[1].tool_calls[0].arguments",
+            ARGUMENTS,
             "twice",
         ),
         (
             reply(tool_calls=[FUNCTION | {"arguments": '{"a": "\\ud800"}'}]),
-            "messages[1].tool_calls[0].arguments",
+            ARGUMENTS,
             "surrogate",
         ),
-        (reply(tool_calls=[FUNCTION | {"arguments": "[" * 9999}]), "messages[1].tool_calls[0].arguments", "nested"),
-        (reply(tool_calls=[FUNCTION | {"arguments": 5}]), "messages[1].tool_calls[0].arguments", "is a number"),
+        (reply(tool_calls=[FUNCTION | {"arguments": "[" * 9999}]), ARGUMENTS, "nested"),
+        (reply(tool_calls=[FUNCTION | {"arguments": '{"a":' * 101 + "1" + "}" * 101}]), ARGUMENTS, "more than 100"),
+        (reply(tool_calls=[FUNCTION | {"arguments": 5}]), ARGUMENTS, "is a number"),
         ({"messages": [USER | {"tool_calls": [CALL]}, REPLY]}, "messages[0].tool_calls", "only the assistant"),
         (reply(function_call=FUNCTION), "messages[1].function_call", "write `tool_calls`"),
         (reply(tools=[{}]), "messages[1].tools", "belongs to the whole row"),

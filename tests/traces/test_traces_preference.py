@@ -185,3 +185,12 @@ def test_all_flaws_of_a_row_are_told() -> None:
 )
 def test_scores_are_compared_when_both_are_numbers(chosen: object, rejected: object, told: bool) -> None:
     assert scores_are_reversed({"score_chosen": chosen, "score_rejected": rejected}) is told
+
+
+def test_places_are_those_of_the_row_also_behind_a_system_column() -> None:
+    row = {"system": "s", "chosen": [USER, TOOL, GOOD], "rejected": [USER, {"from": "gpt", "value": "c", "weight": 0}]}
+    assert [field for field, _ in flaws(row)] == ["chosen[1].role"]
+    row = {"system": "s", "chosen": [USER, GOOD | {"weight": 0}], "rejected": [USER, BAD | {"weight": 0}]}
+    assert [field for field, _ in flaws(row)] == ["chosen[1].weight", "rejected[1].weight"]
+    told = {"system": "s", "chosen": [USER, GOOD], "rejected": [USER, {"from": "human", "value": "x"}, BAD]}
+    assert [field for field, _ in flaws(told)] == ["rejected[1].from"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+DEPTH = 100
+"""Lists and objects inside each other that are read: templates walk through them again, some by recursion."""
+
 
 class NotJson(Exception):
     """A text is no JSON, or a value cannot be written as JSON; ``reason`` has no text of it."""
@@ -43,11 +46,22 @@ def write_json(value: Any) -> str:
         NotJson: it holds what JSON cannot.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        if text.count("[") + text.count("{") > DEPTH and _depth(value) > DEPTH:
+            raise NotJson(f"has more than {DEPTH} lists and objects inside each other")
+        return text
     except (ValueError, TypeError):
         raise NotJson("holds a value that JSON cannot write") from None
     except RecursionError:
-        raise NotJson("is nested too deeply") from None
+        raise NotJson(f"has more than {DEPTH} lists and objects inside each other") from None
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, list | dict)]:
+        depth += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ _REFUSED = {
     ),
 }
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_SWITCHES = ("train", "training", "loss")
+"""What other tools call a weight; to pass over one that is false would train what its author left out."""
+
 _THINK = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 _READ = frozenset(("role", "content", "tool_calls", "weight", "name", *_THOUGHTS, *_REFUSED))
 _NO_MESSAGE = "an object with role and content"
@@ -253,6 +256,9 @@ class _Message:
 
     def _weight(self, role: str) -> bool:
         """Whether the turn may be learned."""
+        for key in _SWITCHES:
+            if role == "assistant" and self.value.get(key) is False:
+                self._flaw(key, "is false, and is not read: write `weight`: 0 for a turn that shall not be learned")
         weight = self.value.get("weight")
         if weight is None:
             return True

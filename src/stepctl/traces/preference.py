@@ -7,7 +7,7 @@ common are it. A text is never split. OpenAI's form has ``input``, ``preferred_o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepctl.traces.columns import (
@@ -56,7 +56,7 @@ def shape(row: dict[str, Any], *, thinking: Thinking = "keep") -> Shaped:
     if _mixed(row, found):
         return found.shaped(None, kind_of(row))
     asked = next((name for name in _PROMPTS if row.get(name) is not None), None)
-    if asked is None and "list" in " ".join(kinds_of(row, SIDES)):
+    if asked is None and "a list" in kinds_of(row, SIDES):
         found.unused(row, (*SIDES, "system", "tools"))
         return found.shaped(_whole_conversations(row, found), PREFERENCE)
     if asked == "instruction":
@@ -136,33 +136,38 @@ def _whole_conversations(row: Mapping[str, Any], found: Found) -> Pair | None:
             read.append(with_system(row, side, one, found))
     if found.flaws:
         return None
-    chosen, rejected = (unmuted(one.messages) for one in read)
-    common = shared(chosen, rejected)
-    _check_split(chosen, rejected, common, found)
-    sides = []
-    for side, one in zip(SIDES, read, strict=True):
-        whole = Conversation(one.messages, common, side, one.fields, tools)
-        if not found.flaws:
-            weights(side, whole, found)
-        sides.append(Conversation(unmuted(one.messages), common, side, one.fields, tools))
-    return Pair(*sides)
+    plain = [unmuted(one.messages) for one in read]
+    common = shared(*plain)
+    _check_split(plain, [one.places(side) for side, one in zip(SIDES, read, strict=True)], common, found)
+    if not found.flaws:
+        for side, one in zip(SIDES, read, strict=True):
+            weights(side, Conversation(one.messages, common, side, one.fields), found)
+    chosen, rejected = (
+        Conversation(messages, common, side, one.fields, tools)
+        for side, messages, one in zip(SIDES, plain, read, strict=True)
+    )
+    return Pair(chosen, rejected)
 
 
-def _check_split(chosen: tuple[Message, ...], rejected: tuple[Message, ...], common: int, found: Found) -> None:
-    """Refuse what keeps the first ``common`` messages from being the prompt."""
+def _check_split(
+    sides: Sequence[tuple[Message, ...]], places: Sequence[tuple[str, ...]], common: int, found: Found
+) -> None:
+    """Refuse what keeps the first ``common`` messages from being the prompt; ``places`` are those of their contents."""
+    chosen, rejected = sides
     if chosen == rejected:
         found.flaw(None, f"`chosen` and `rejected` {_SAME}")
         return
     if not any(message.role == "user" for message in chosen[:common]):
         reason = "is missing, and `chosen` and `rejected` have no user turn in common at their beginning"
-        found.flaw("prompt", reason)
+        found.flaw("prompt", f"{reason}: write `prompt`, or leave the row out")
         return
     if common == min(len(chosen), len(rejected)):
         short, long = SIDES if common == len(chosen) else SIDES[::-1]
         reason = f"`{short}` is the beginning of `{long}`: nothing is left of it after the messages in common"
-        found.flaw(None, reason)
+        found.flaw(None, f"{reason}; leave the row out")
         return
-    for side, messages in zip(SIDES, (chosen, rejected), strict=True):
+    for messages, fields in zip(sides, places, strict=True):
         if (role := messages[common].role) != "assistant":
+            place, _, key = fields[common].rpartition(".")
             reason = f"is {role}: after the messages in common comes an assistant turn on each side"
-            found.flaw(f"{side}[{common}].role", reason)
+            found.flaw(f"{place}.{'from' if key == 'value' else 'role'}", reason)

@@ -84,8 +84,10 @@ def shape(row: dict[str, Any], *, need_assistant: bool = True, thinking: Thinkin
 
 def chat_column(row: Mapping[str, Any]) -> str:
     """Which column of a row holds the messages of a whole conversation."""
-    names = [name for name in ("messages", *CONVERSATIONS) if name in row]
-    return next((name for name in names if row[name] is not None), names[0])
+    for name in ("messages", *CONVERSATIONS):
+        if row.get(name) is not None:
+            return name
+    return next(name for name in ("messages", *CONVERSATIONS) if name in row)
 
 
 def conversation(row: Mapping[str, Any], found: Found) -> Conversation | None:
@@ -138,6 +140,10 @@ def _text(row: Mapping[str, Any], found: Found) -> Text:
 
 def _check_supervised(example: Conversation, need_assistant: bool, found: Found) -> None:
     """Refuse a conversation of which nothing, or against its weights all, is supervised."""
+    if need_assistant:
+        for message in example.messages[example.prompt :]:
+            if message.role == "assistant" and message.supervised:
+                return
     replies = [
         (number, message)
         for number, message in enumerate(example.messages)
@@ -150,6 +156,6 @@ def _check_supervised(example: Conversation, need_assistant: bool, found: Found)
                 found.flaw(field, "is 0, but every token is supervised: train on the assistant's turns, or remove it")
     elif not replies:
         found.flaw(example.column, "has no assistant turn: nothing is supervised; add the reply, or leave the row out")
-    elif not any(message.supervised for _, message in replies):
+    else:
         reason = "nothing is supervised: every assistant turn has weight 0; give one that shall be learned weight 1"
         found.flaw(example.column, reason)
