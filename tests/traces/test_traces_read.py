@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import lzma
+import pickle
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.traces.files import form
 
+from stepctl.traces.formats.sniff import EXPECTED
 from stepctl.traces.read import RawRow, parse
 from stepctl.traces.rows import BadRow, Source
 
@@ -39,21 +46,74 @@ def test_no_rows(data: bytes) -> None:
     assert only_bad(data) == BadRow(file="t", line=None, reason="the trace has no rows")
 
 
+TEXT = '{"text": "a"}\n{"text": "b"}\n'
+
+
 @pytest.mark.parametrize(
-    ("data", "word"),
+    ("data", "nature"),
     [
-        ('{"text": "a"}'.encode("utf-16"), "UTF-16"),
-        ('{"text": "a"}'.encode("utf-16-be"), "UTF-16"),
-        ('{"text": "a"}'.encode("utf-16-le"), "UTF-16"),
-        ('{"text": "a"}'.encode("utf-32"), "UTF-32"),
-        (b"PK\x03\x04\x14\x00", "zip"),
-        (b"PAR1\x15\x04", "Parquet"),
+        (TEXT.encode("utf-16"), "UTF-16 text"),
+        (TEXT.encode("utf-16-be"), "UTF-16 text without a byte-order mark"),
+        (TEXT.encode("utf-16-le"), "UTF-16 text without a byte-order mark"),
+        (b"\xfe\xff" + TEXT.encode("utf-16-be"), "UTF-16 text"),
+        (TEXT.encode("utf-32"), "UTF-32 text"),
+        (TEXT.encode("utf-32-be"), "UTF-32 text without a byte-order mark"),
+        (TEXT.encode("utf-32-le"), "UTF-32 text without a byte-order mark"),
+        (b"PK\x03\x04\x14\x00", "a zip archive"),
+        (b"PK\x05\x06" + bytes(18), "an empty zip archive"),
+        (bz2.compress(b"a"), "bzip2-compressed"),
+        (lzma.compress(b""), "xz-compressed"),
+        (b"%PDF-1.7\n%\xe2\xe3", "a PDF document"),
+        (b"SQLite format 3\0" + bytes(90), "a SQLite database"),
+        (pickle.dumps([{"text": "a"}]), "a pickle"),
+        (b"\x40\0\0\0\0\0\0\0" + b'{"t":{"dtype":"F32"}}', "a safetensors file"),
+        (bytes(5), "only zero bytes (NUL), as in a file that was never written to its end"),
+        (bytes(3_000_000), "only zero bytes (NUL), as in a file that was never written to its end"),
+        (bytes(10) + TEXT.encode(), "zero bytes (NUL), and then something else"),
+        (random.Random(1).randbytes(5_000), "binary data of an unknown kind"),
+        (b"\x1e" + TEXT.encode().replace(b"\n{", b"\n\x1e{"), "a JSON text sequence (RFC 7464)"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "a Git LFS pointer instead of the file (git lfs pull gets it)",
+        ),
+        (b"x" * 257 + b"ustar\0", "a tar archive"),
     ],
 )
-def test_other_files_are_refused_by_their_nature(data: bytes, word: str) -> None:
-    bad = only_bad(data)
-    assert bad.line is None
-    assert word in bad.reason
+def test_other_files_are_refused_by_their_nature(data: bytes, nature: str) -> None:
+    reason = f"the file is not UTF-8 text at byte 0: it is {nature}; {EXPECTED}"
+    assert only_bad(data) == BadRow(file="t", line=None, reason=reason)
+    assert form(data) == nature
+
+
+@pytest.mark.parametrize(
+    ("data", "looks"),
+    [
+        (b"prompt,completion\na,b\nc,d\n", "CSV"),
+        (b'\xef\xbb\xbfid,text\n1,"{""a"": 1}"\n', "CSV"),
+        (b"prompt;x,y\ncaf\xe9;b\n", "CSV"),
+        (b"prompt\tcompletion\na\tb\n", "tab-separated values"),
+        (b"<!DOCTYPE html><html>", "HTML"),
+        (b"\n <HTML>\n{}", "HTML"),
+        (b"<?xml version='1.0'?>", "XML or HTML"),
+        (b"- text: a\n- text: b\n", "plain text: no line is JSON"),
+    ],
+)
+def test_other_texts_are_refused_once(data: bytes, looks: str) -> None:
+    reason = f"the file is not JSON at byte 0: it looks like {looks}; {EXPECTED}"
+    assert only_bad(data) == BadRow(file="t", line=None, reason=reason)
+
+
+def test_a_line_of_text_before_rows_is_a_bad_row() -> None:
+    rows, bad = read(b'exported, today\n{"text": "a"}\n')
+    assert [row.line for row in rows] == [2]
+    assert [row.line for row in bad] == [1]
+    assert only_bad(b"nonsense\n").line == 1
+
+
+def test_a_tail_of_zero_bytes_is_told_with_its_place() -> None:
+    rows, bad = read(b'{"text": "a"}\n' + bytes(4096))
+    assert [row.line for row in rows] == [1]
+    assert [(row.line, row.reason) for row in bad] == [(2, "is only zero bytes (NUL), from byte 14 of the file on")]
 
 
 def test_a_byte_that_is_not_utf8_is_named_with_its_place() -> None:
@@ -130,19 +190,6 @@ def test_lists_on_lines_are_lines() -> None:
     rows, bad = read(b'[{"role": "user"}]\n[{"role": "user"}]\n{"text": "a"}')
     assert [row.line for row in rows] == [3]
     assert [row.line for row in bad] == [1, 2]
-
-
-def test_a_csv_file_is_refused_once() -> None:
-    bad = only_bad(b"prompt,completion\na,b\nc,d\n")
-    assert bad.line is None
-    assert "JSON" in bad.reason
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
 
 
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]",: \n\r\\u0041d8tex\ufeff', max_size=60).map(str.encode))

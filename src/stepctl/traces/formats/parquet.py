@@ -39,7 +39,9 @@ def read_parquet(name: str, file: BinaryIO) -> Iterator[RawRow | BadRow]:
     file.seek(0)
     row = 0
     try:
-        opened = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
+        # Else a column of a whole row group is read at once.
+        settings = {"pre_buffer": False, "buffer_size": 1 << 20, "page_checksum_verification": True}
+        opened = pyarrow.parquet.ParquetFile(file, **settings)
         if twice := _named_twice(opened.schema_arrow):
             reason = f"the Parquet file has the name `{printable(twice)}` twice at one place"
             yield BadRow(file=name, line=None, reason=reason)
@@ -48,7 +50,7 @@ def read_parquet(name: str, file: BinaryIO) -> Iterator[RawRow | BadRow]:
             yield BadRow(file=name, line=None, reason="the Parquet file has no columns")
             return
         told = opened.metadata.num_rows
-        for batch in opened.iter_batches(batch_size=_batch_size(opened.metadata), use_threads=False):
+        for batch in _batches(opened):
             for value in _rows(batch, errors):
                 row += 1
                 yield RawRow(name, row, value) if isinstance(value, dict) else BadRow(file=name, line=row, reason=value)
@@ -61,11 +63,12 @@ def read_parquet(name: str, file: BinaryIO) -> Iterator[RawRow | BadRow]:
         yield BadRow(file=name, line=None, reason=f"the Parquet file is damaged: it has {row} rows and tells of {told}")
 
 
-def _batch_size(metadata: Any) -> int:
-    """Rows to hold at once."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    largest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=1.0)
-    return max(1, min(_ROWS, int(_BYTES / max(largest, 1.0))))
+def _batches(opened: Any) -> Iterator[Any]:
+    """Group by group, so that a damaged one takes none of the others along."""
+    for number in range(opened.num_row_groups):
+        group = opened.metadata.row_group(number)
+        rows = int(_BYTES * group.num_rows / max(group.total_byte_size, 1))
+        yield from opened.iter_batches(max(1, min(_ROWS, rows)), row_groups=[number], use_threads=False)
 
 
 def _named_twice(fields: Any) -> str | None:
