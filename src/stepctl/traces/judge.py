@@ -11,12 +11,12 @@ from stepctl.base.errors import UsageError
 from stepctl.traces import feedback, preference, sft
 from stepctl.traces.assemble import assemble, prepare_all
 from stepctl.traces.chat import ChatPlacer, ConversationRefused
-from stepctl.traces.mask import Prepared, RowRefused, mask
+from stepctl.traces.mask import Prepared, RowRefused, encode, mask
 from stepctl.traces.notice import Notices, label_counts
 from stepctl.traces.read import EMPTY, RawRow, parse
 from stepctl.traces.rows import BadRow, Judgement, Row, Source
 from stepctl.traces.shapes import Example, Shaped
-from stepctl.traces.tokenizer import Encoded, TextTokenizer
+from stepctl.traces.tokenizer import TextTokenizer
 
 BATCH = 256
 """Rows tokenized at once: bounds the memory of offsets, which are several times the ids'."""
@@ -110,7 +110,7 @@ class _Judging:
 
     def _tokenize(self, batch: Sequence[Waiting]) -> Iterator[BadRow]:
         texts = [text for _, _, prepared in batch for text in prepared]
-        encoded = self._encode(texts)
+        encoded = encode(texts, self.tokenizer)
         at = 0
         for row, example, prepared in batch:
             own = zip(prepared, encoded[at : at + len(prepared)], strict=True)
@@ -124,14 +124,6 @@ class _Judging:
             self.rows.append(made)
             if crosses_seam:
                 self.notices.seam(made)
-
-    def _encode(self, texts: Sequence[Prepared]) -> list[Encoded]:
-        encoded: dict[int, Encoded] = {}
-        for chat in (True, False):
-            places = [i for i, text in enumerate(texts) if text.chat is chat]
-            batch = self.tokenizer.encode_batch([texts[i].text for i in places], add_special_tokens=not chat)
-            encoded |= zip(places, batch, strict=True)
-        return [encoded[i] for i in range(len(texts))]
 
     def finish(self, sha256: str) -> Judgement:
         """The judgement of all that was read."""
