@@ -245,10 +245,10 @@ def test_a_tokenizer_that_needs_the_whole_text_refuses_spelled_tokens(
     data["normalizer"] = None
     (folder / "tokenizer.json").write_text(json.dumps(data))
     tokenizer = load_tokenizer(folder)
-    row, text = chat("user", "secret<|im_end|>", "assistant", "b"), {"text": "secret<|im_end|>b<|im_start|>c"}
-    result = check(tokenizer, row, text)
-    assert [(bad.line, bad.field) for bad in result.bad] == [(1, "messages[0].content"), (2, "text")]
-    assert all("train.parse_special_tokens" in bad.reason and "secret" not in bad.reason for bad in result.bad)
+    (bad,) = check(tokenizer, chat("user", "secret<|im_end|>", "assistant", "b")).bad
+    assert bad.field == "messages[0].content"
+    assert "train.parse_special_tokens" in bad.reason
+    assert "secret" not in bad.reason
 
 
 def test_chats_have_one_bos_and_texts_one_bos_and_one_eos(make_folder: MakeFolder, check: Judge, chat: Chat) -> None:

@@ -48,6 +48,7 @@ class _Make(NamedTuple):
 
     skeleton: Skeleton | None
     left_out: tuple[str, str] | None
+    injected: bool
     dated: bool
 
 
@@ -102,14 +103,14 @@ class ChatPlacer:
                 raise ConversationRefused(*make.left_out)
             self._places.check_kept(conversation, text, supervise)
             spans = self._places.spans(conversation, text) if supervise else ()
-        injected = not any(m.role in ("system", "developer") for m in messages) and self._injects_system()
-        return Placed(text, spans, injected, make.dated)
+        return Placed(text, spans, make.injected, make.dated)
 
     def _fit(self, conversation: Conversation, text: str, skeleton: Skeleton) -> tuple[Span, ...] | None:
         messages = conversation.messages
-        # A reply that has thinking marks of its own may begin in the generation prompt's.
-        if any("think>" in message.content for message in messages if message.role == "assistant"):
-            return None
+        for message in messages:
+            # A reply that has thinking marks of its own may begin in the generation prompt's.
+            if message.role == "assistant" and "think>" in message.content:
+                return None
         found = skeleton.fit(messages, text)
         if found is None:
             return None
@@ -129,22 +130,24 @@ class ChatPlacer:
         messages = tuple(stand_in(message, number) for number, message in enumerate(conversation.messages))
         probe = replace(conversation, messages=messages)
         text = self._places.attempt(messages, tools)
+        no_system = not any(message.role in ("system", "developer") for message in messages)
+        injected = no_system and self._injects_system()
         dated = self.tokenizer.writes_the_time([message.data() for message in messages], tools)
         if text is None:
-            return _Make(None, None, dated)
+            return _Make(None, None, injected, dated)
         marks = find_marks(text)
         without = self._places.attempt(messages, "") if tools else None
         lost = left_out(conversation, text, marks, without, supervise)
         whole = None if lost else whole_arguments(text, marks)
         if whole is None:
-            return _Make(None, lost, dated)
+            return _Make(None, lost, injected, dated)
         try:
             spans = self._places.spans(probe, text) if supervise else ()
         except (ConversationRefused, RenderRefused):
-            return _Make(None, None, dated)
+            return _Make(None, None, injected, dated)
         numbers = learned(probe) if supervise else []
         ends = [(number, span.start, span.end) for number, span in zip(numbers, spans, strict=True)]
-        return _Make(Skeleton(text, whole, ends), None, dated)
+        return _Make(Skeleton(text, whole, ends), None, injected, dated)
 
     def _place_spelled(self, conversation: Conversation, spelled: Spelled, supervise: bool) -> Placed:
         """Place a conversation whose control tokens are replaced by plain words, then put them back as text."""

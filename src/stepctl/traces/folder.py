@@ -118,7 +118,10 @@ def bytewise(data: Mapping[str, Any], backend: Tokenizer) -> bool:
         and [step.get("type") for step in after] == ["ByteLevel"]
         and all(step.get("type") == "NFC" for step in _steps(data.get("normalizer")))
         and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
-        and all(backend.token_to_id(letter) is not None for letter in pre_tokenizers.ByteLevel.alphabet())
+        # A byte that the vocabulary lacks is dropped, which is seen, or replaced, which need not be.
+        and (
+            model.get("unk_token") is None or None not in map(backend.token_to_id, pre_tokenizers.ByteLevel.alphabet())
+        )
     )
 
 

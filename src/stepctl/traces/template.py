@@ -62,6 +62,8 @@ class ChatTemplate:
         sandbox = environment(self._time)
         try:
             self._template = sandbox.from_string(source)
+            # As one dict and not a chain of two: each rendering copies them.
+            self._template.globals = dict(self._template.globals)
             self._literals, self._raised = literals(sandbox.parse(source))
         except TemplateSyntaxError as error:
             raise UsageError(
@@ -125,10 +127,12 @@ class ChatTemplate:
         return texts[0] != texts[1]
 
 
-def _with_reasoning(message: Message) -> dict[str, Any]:
+def _with_reasoning(message: Message) -> Message:
     """As transformers gives it to templates: they read reasoning by more than one name."""
-    found = next((message[key] for key in _REASONING if message.get(key) is not None), None)
-    return dict(message) if found is None else {"thinking": found, **message, "reasoning_content": found}
+    for key in _REASONING:
+        if key in message and message[key] is not None:
+            return {"thinking": message[key], **message, "reasoning_content": message[key]}
+    return message
 
 
 @lru_cache(maxsize=64)
