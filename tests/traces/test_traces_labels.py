@@ -130,8 +130,13 @@ def test_a_merged_seam_of_a_chat_is_told(make_folder: MakeFolder, check: Judge, 
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     tokenizer = load_tokenizer(make_folder(template))
-    result = check(tokenizer, *(chat("user", f"a{n}", "assistant", "Paris") | {"label": n} for n in (0, 1)), method="kto")
-    assert [tokenizer.decode(part) for part in split(kto(result)[0])] == ["user: a0<|im_end|>assistant:", f" Paris{END}"]
+    result = check(
+        tokenizer, *(chat("user", f"a{n}", "assistant", "Paris") | {"label": n} for n in (0, 1)), method="kto"
+    )
+    assert [tokenizer.decode(part) for part in split(kto(result)[0])] == [
+        "user: a0<|im_end|>assistant:",
+        f" Paris{END}",
+    ]
     assert [(warning.code, warning.line) for warning in result.warnings] == [("seam", 1), ("seam", 2)]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepctl.traces.chat import ChatPlacer
+from stepctl.traces.mask import encode, mask, prepare
 from stepctl.traces.rows import Judgement, SftRow
+from stepctl.traces.shapes import Conversation, Message, Text
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 MakeFolder = Callable[..., Path]
@@ -178,9 +182,73 @@ def test_reasoning_goes_on_from_the_prompts_thinking_mark(
     assert supervised(tokenizer, result.rows[0]) == ["why</think>b<end>"]
 
 
-def test_a_control_token_in_a_message_is_refused(chatml: TextTokenizer, check: Judge, chat: Chat) -> None:
-    result = check(chatml, chat("user", "a<|im_end|>", "assistant", "b"), chat("user", "a", "assistant", "b<|im_end|>"))
-    assert [(bad.line, bad.field) for bad in result.bad] == [(1, "messages[0].content"), (2, "messages[1].content")]
+def control_ids(tokenizer: TextTokenizer, row: SftRow) -> list[str]:
+    return [tokenizer.decode([i]) for i in row.input_ids if tokenizer.decode([i]) in tokenizer.special]
+
+
+def test_a_control_token_in_a_message_is_text(
+    chatml: TextTokenizer, check: Judge, supervised: Supervised, chat: Chat
+) -> None:
+    said = "<|im_end|>\n<|im_start|>user\né"
+    result = check(chatml, chat("user", f"a{said}", "assistant", f"b{said} "), chat("user", "a", "assistant", "b"))
+    assert result.bad == []
+    one, other = result.rows
+    assert chatml.decode(one.input_ids) == chatml.render(
+        chat("user", f"a{said}", "assistant", f"b{said} ")["messages"], False
+    )
+    assert supervised(chatml, one) == [f"b{said} <|im_end|>"]
+    assert control_ids(chatml, one) == control_ids(chatml, other) == ["<|im_start|>", "<|im_end|>"] * 2
+
+
+def test_control_tokens_in_texts_are_text_but_for_the_first_bos_and_the_last_eos(
+    make_folder: MakeFolder, check: Judge, supervised: Supervised
+) -> None:
+    tokenizer = load(make_folder, None, post="<s> $A <eos>")
+    rows = [
+        {"text": "<s>one <eos> two<s><eos>\n"},
+        {"prompt": "a<eos>", "completion": "<s>b<end>"},
+        {"prompt": "<s>a", "completion": "<end>b<eos>"},
+    ]
+    result = check(tokenizer, *rows)
+    assert result.bad == []
+    assert [tokenizer.decode(row.input_ids) for row in result.rows] == [
+        "<s>one <eos> two<s><eos>\n",
+        "<s>a<eos><s>b<end><eos>",
+        "<s>a<end>b<eos>",
+    ]
+    assert [control_ids(tokenizer, row) for row in result.rows] == [["<s>", "<eos>"]] * 3
+    assert [supervised(tokenizer, row) for row in result.rows[1:]] == [["<s>b<end><eos>"], ["<end>b<eos>"]]
+
+
+def test_control_tokens_in_texts_are_such_when_asked(chatml: TextTokenizer) -> None:
+    said = Conversation((Message("user", "a<|im_end|>b"), Message("assistant", "c")))
+    for parse, spelled, controls in ((False, 1, 4), (True, 0, 5)):
+        placer = ChatPlacer(chatml, parse_special=parse)
+        prepared = prepare(said, placer, everything=False)
+        (encoded,) = encode([prepared], chatml)
+        masked = mask(prepared, encoded, chatml)
+        assert prepared.spelled == spelled
+        assert sum(chatml.decode([i]) in chatml.special for i in masked.ids) == controls
+        text = prepare(Text("a<|im_end|>b"), placer, everything=False)
+        assert text.spelled == spelled
+
+
+def test_a_tokenizer_that_needs_the_whole_text_refuses_spelled_tokens(
+    make_folder: MakeFolder, check: Judge, chat: Chat
+) -> None:
+    folder = make_folder()
+    data = json.loads((folder / "tokenizer.json").read_text())
+    # Only the very first word of a text gets a space: a stretch taken alone would get one too.
+    data["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
+    data["decoder"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
+    data["model"]["vocab"]["\u2581"] = 5000
+    data["normalizer"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = load_tokenizer(folder)
+    (bad,) = check(tokenizer, chat("user", "secret<|im_end|>", "assistant", "b")).bad
+    assert bad.field == "messages[0].content"
+    assert "train.parse_special_tokens" in bad.reason
+    assert "secret" not in bad.reason
 
 
 def test_chats_have_one_bos_and_texts_one_bos_and_one_eos(make_folder: MakeFolder, check: Judge, chat: Chat) -> None:

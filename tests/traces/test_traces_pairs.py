@@ -205,8 +205,15 @@ def test_a_reply_of_the_prompt_may_lose_its_reasoning_and_nothing_else(make_fold
         ({"chosen": [USER, *says("<|im_end|>")], "rejected": [USER, *says("c")]}, "chosen[1].content"),
     ],
 )
-def test_a_control_token_is_named_by_its_column(chatml: TextTokenizer, check: Judge, row: object, field: str) -> None:
-    assert refused(check(chatml, row, method="dpo"))[0] == field
+def test_a_control_token_that_is_not_kept_is_named_by_its_column(
+    make_folder: MakeFolder, check: Judge, row: object, field: str
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | replace('<|im_end|>', 'x') }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    found, reason = refused(check(load_tokenizer(make_folder(template)), row, method="dpo"))
+    assert (found, "<|im_end|>" in reason) == (field, True)
 
 
 def test_a_template_that_refuses_is_named_by_the_side(make_folder: MakeFolder, check: Judge) -> None:

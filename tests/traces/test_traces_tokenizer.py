@@ -82,12 +82,15 @@ def test_the_template_is_the_file_then_the_config_then_none(make_folder: MakeFol
     ("template", "text"),
     [
         ("{{ raise_exception('No system turns here') }}", "No system turns here"),
-        ("{{ raise_exception('Bad: ' + messages[0].content) }}", None),
+        ("{{ raise_exception('Bad: ' + messages[0].content) }}", "Bad: ..."),
+        ("{{ raise_exception('Bad ' ~ messages[0].content ~ ' here: ' + messages[0].role) }}", "Bad ... here: ..."),
+        ("{{ raise_exception('a %s b' | format(messages[0].content)) }}", None),
         ("{{ raise_exception(messages[0].content) }}", None),
         ("{{ messages[0].nothing.more }}", "UndefinedError"),
         ("{{ messages[0].content + 5 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{% for i in range(1000000000) %}{% endfor %}", "OverflowError"),
     ],
 )
 def test_a_template_error_never_carries_the_row(make_folder: MakeFolder, template: str, text: str | None) -> None:

@@ -14,14 +14,14 @@ from stepctl.base.errors import UsageError
 from stepctl.traces import feedback, preference, sft
 from stepctl.traces.assemble import assemble, prepare_all
 from stepctl.traces.chat import ChatPlacer, ConversationRefused
-from stepctl.traces.mask import Masked, Prepared, RowRefused, mask
+from stepctl.traces.mask import Masked, Prepared, RowRefused, encode, mask
 from stepctl.traces.notice import Notices
 from stepctl.traces.read import EMPTY, RawRow, read_rows
 from stepctl.traces.rows import BadRow, FileRead, Judgement, Row, TraceSource, digest
 from stepctl.traces.rules import Rules
 from stepctl.traces.shapes import Example, Shaped
 from stepctl.traces.tally import Tally
-from stepctl.traces.tokenizer import Encoded, TextTokenizer
+from stepctl.traces.tokenizer import TextTokenizer
 
 BATCH = 256
 """Rows tokenized at once: bounds the memory of offsets, which are several times the ids'."""
@@ -95,7 +95,7 @@ class Judging:
     dropped: int = 0
 
     def __post_init__(self) -> None:
-        self.placer = ChatPlacer(self.tokenizer)
+        self.placer = ChatPlacer(self.tokenizer, parse_special=self.rules.parse_special_tokens)
         self.tally = Tally()
         self.notices = Notices(self.tokenizer, self.rules.max_length, self.rules.everything, self.most)
 
@@ -150,7 +150,7 @@ class Judging:
     def tokenize(self, batch: Sequence[Waiting]) -> Iterator[BadRow]:
         """Make the rows of a batch and hand over those that train; yields what is wrong with the others."""
         texts = [text for _, _, prepared in batch for text in prepared]
-        encoded = self._encode(texts)
+        encoded = encode(texts, self.tokenizer)
         at = 0
         for row, example, prepared in batch:
             own = zip(prepared, encoded[at : at + len(prepared)], strict=True)
@@ -181,14 +181,6 @@ class Judging:
             self.notices.seam(row)
         if row.cut:
             self.notices.cut(row, length)
-
-    def _encode(self, texts: Sequence[Prepared]) -> list[Encoded]:
-        encoded: dict[int, Encoded] = {}
-        for chat in (True, False):
-            places = [i for i, text in enumerate(texts) if text.chat is chat]
-            batch = self.tokenizer.encode_batch([texts[i].text for i in places], add_special_tokens=not chat)
-            encoded |= zip(places, batch, strict=True)
-        return [encoded[i] for i in range(len(texts))]
 
     def finish(self, rows: list[Row], sha256: str) -> Judgement:
         """The judgement of all that was read."""

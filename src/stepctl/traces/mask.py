@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stepctl.traces.chat import ChatPlacer, Span, squashed
+from stepctl.traces.chat import ChatPlacer, Span
+from stepctl.traces.encoded import Encoded, squashed
 from stepctl.traces.rows import Tokens
 from stepctl.traces.shapes import Completion, Conversation, Single
-from stepctl.traces.tokenizer import Encoded, TextTokenizer
+from stepctl.traces.tokenizer import TextTokenizer
 
 IGNORED = -100
+CANNOT_READ = (
+    "spells the control token {token}: this tokenizer cannot read it as text; "
+    "take it out, or set train.parse_special_tokens = true"
+)
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A text. ``chat``: the template wrote BOS and end-of-turn tokens, so none is added.
 
-    ``seam`` is where the completion begins. ``injected``: the template put a system text in.
+    ``seam`` is where the completion begins. ``injected``: the template put a system text in; ``dated``: it wrote
+    today's date or the time. ``spelled``: how many control tokens the row spells, which are text; ``encoded`` has the
+    tokens then.
     """
 
     text: str
@@ -25,6 +32,9 @@ class Prepared:
     chat: bool
     seam: int | None = None
     injected: bool = False
+    dated: bool = False
+    spelled: int = 0
+    encoded: Encoded | None = field(default=None, repr=False)
 
 
 class RowRefused(Exception):
@@ -45,18 +55,47 @@ def prepare(example: Single, placer: ChatPlacer, *, everything: bool) -> Prepare
     if isinstance(example, Conversation):
         placed = placer.place(example, supervise=not everything)
         spans = (_whole(placed.text, example.column),) if everything else placed.spans
-        seam = spans[0].start if example.prompt else None
-        return Prepared(placed.text, spans, chat=True, seam=seam, injected=placed.injected)
+        return Prepared(
+            placed.text,
+            spans,
+            chat=True,
+            seam=spans[0].start if example.prompt and spans else None,
+            injected=placed.injected,
+            dated=placed.dated,
+            spelled=len(placed.spelled),
+            encoded=placed.encoded,
+        )
     if isinstance(example, Completion):
         text, seam = example.prompt + example.completion, len(example.prompt)
         if everything:
-            return Prepared(text, (_whole(text, example.column),), chat=False)
-        return Prepared(text, (Span(seam, len(text), example.completion, example.column),), chat=False, seam=seam)
-    return Prepared(example.text, (_whole(example.text, "text"),), chat=False)
+            return _plain(text, _whole(text, example.column), None, placer)
+        return _plain(text, Span(seam, len(text), example.completion, example.column), seam, placer)
+    return _plain(example.text, _whole(example.text, "text"), None, placer)
 
 
-def _whole(text: str, field: str) -> Span:
-    return Span(0, len(text), "", field)
+def _plain(text: str, span: Span, seam: int | None, placer: ChatPlacer) -> Prepared:
+    spelled = placer.spelled_in(text)
+    if not spelled:
+        return Prepared(text, (span,), chat=False, seam=seam)
+    encoded = placer.tokenizer.encode_spelled(text, spelled, True)
+    if encoded is None:
+        token = text[slice(*spelled[0])]
+        raise RowRefused(span.field, CANNOT_READ.format(token=token))
+    return Prepared(text, (span,), chat=False, seam=seam, spelled=len(spelled), encoded=encoded)
+
+
+def _whole(text: str, column: str) -> Span:
+    return Span(0, len(text), "", column)
+
+
+def encode(texts: Sequence[Prepared], tokenizer: TextTokenizer) -> list[Encoded]:
+    """The tokens of texts, those of chats and of others each in one batch."""
+    encoded: dict[int, Encoded] = {i: text.encoded for i, text in enumerate(texts) if text.encoded is not None}
+    for chat in (True, False):
+        places = [i for i, text in enumerate(texts) if text.chat is chat and text.encoded is None]
+        batch = tokenizer.encode_batch([texts[i].text for i in places], add_special_tokens=not chat)
+        encoded |= zip(places, batch, strict=True)
+    return [encoded[i] for i in range(len(texts))]
 
 
 @dataclass(frozen=True)
@@ -84,21 +123,19 @@ def mask(prepared: Prepared, encoded: Encoded, tokenizer: TextTokenizer) -> Mask
     Raises:
         RowRefused: nothing is supervised, or a reply is not in the text of its labelled tokens.
     """
-    ids, offsets = list(encoded.ids), list(encoded.offsets)
+    ids = list(encoded.ids)
     labels = [IGNORED] * len(ids)
     for span in prepared.spans:
-        inside = [i for i, (start, end) in enumerate(offsets) if start < span.end and end > span.start]
-        if squashed(span.content) not in squashed(tokenizer.decode([ids[i] for i in inside])):
+        first, last = encoded.inside(span.start, span.end)
+        if not encoded.exact and squashed(span.content) not in squashed(tokenizer.decode(ids[first:last])):
             raise RowRefused(span.field, "holds characters that the model's tokens cannot write")
-        for i in inside:
-            labels[i] = ids[i]
-    seam = prepared.seam
-    crosses = seam is not None and any(start < seam < end for start, end in offsets)
+        labels[first:last] = ids[first:last]
+    crosses = prepared.seam is not None and encoded.splits(prepared.seam)
     if not prepared.chat:
         _end_with_eos(prepared.text, ids, labels, encoded.added, tokenizer)
     bare = labels[:1] != [IGNORED]
     labels[:1] = [IGNORED] * len(labels[:1])
-    if all(label == IGNORED for label in labels):
+    if labels.count(IGNORED) == len(labels):
         raise RowRefused(None, "nothing in it is supervised")
     return Masked(ids, labels, crosses, bare)
 
@@ -123,8 +160,9 @@ def cut(masked: Masked, max_length: int) -> tuple[Tokens, int]:
         RowRefused: no supervised token is left.
     """
     labels = masked.labels[:max_length]
-    lost = sum(label != IGNORED for label in masked.labels[max_length:])
-    if lost and all(label == IGNORED for label in labels):
+    beyond = masked.labels[max_length:]
+    lost = len(beyond) - beyond.count(IGNORED)
+    if lost and labels.count(IGNORED) == len(labels):
         raise no_room(masked.first, len(masked.ids), max_length)
     return Tokens(input_ids=masked.ids[:max_length], labels=labels), lost
 

@@ -49,6 +49,9 @@ class Notices:
         """Notice a row of a good shape; ``stands`` says how it stands to earlier ones, see :meth:`Tally.example`."""
         self.chats += prepared[0].chat
         self.injected += any(text.injected for text in prepared)
+        self.dated += any(text.dated for text in prepared)
+        if spelled := sum(text.spelled for text in prepared):
+            self._tell("spelled", raw, f"spells {spelled} control tokens; they are read as text")
         if stands == SAME:
             self._tell("duplicates", raw, "repeats an earlier row")
         if stands == AGAINST:
@@ -150,6 +153,7 @@ class Notices:
                 "the same"
             ),
             "cut": lambda rows, where: f"max_length ({self.max_length}) cuts {rows} of {tally.kept}, {where}: {lost}",
+            "spelled": lambda rows, where: f"{rows}, {where}, spell control tokens, which are read as text",
             "dropped_long": lambda rows, where: (
                 f"{rows}, {where}, are left out: they are longer than max_length ({self.max_length})"
             ),

@@ -10,8 +10,16 @@ from stepctl.traces.judge import Judging
 from stepctl.traces.read import RawRow, read_rows
 from stepctl.traces.rows import BadRow, DpoRow, KtoRow, Row, RowWarning, Tokens, TraceSource
 from stepctl.traces.rules import Rules
-from stepctl.traces.show import Span, spans_of
+from stepctl.traces.shapes import Text
+from stepctl.traces.shown import spans
 from stepctl.traces.tokenizer import TextTokenizer
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """A run of tokens as text."""
+
+    text: str
+    supervised: bool
 
 
 class ShownText(Struct, frozen=True, kw_only=True):
@@ -70,8 +78,9 @@ def _show(raw: RawRow, number: int, form: str, rules: Rules, tokenizer: TextToke
     rows: list[Row] = []
     judging = Judging(rules, tokenizer, rows.append, most=10)
     found = judging.prepare(raw)
-    bad = found if isinstance(found, list) else list(judging.tokenize([found]))
-    if bad:
+    if isinstance(found, list):
+        return found
+    if bad := list(judging.tokenize([found])):
         return bad
     notices, tally = judging.notices, judging.tally
     warnings = [*notices.warnings(tally, rules.method, False), *notices.single(tally)]
@@ -79,29 +88,31 @@ def _show(raw: RawRow, number: int, form: str, rules: Rules, tokenizer: TextToke
     if not rows:
         return f"the row at line {raw.line} is left out: {warnings[0].message}"
     (row,) = rows
-    chat = not isinstance(found, list) and found[2][0].chat
+    (first, *_), example = found[2], found[1]
     return Shown(
         file=raw.file,
         format=form,
         row=number,
         line=raw.line,
         kind=next(iter(tally.kinds), ""),
-        template=tokenizer.origin if chat else None,
-        texts=dict(_texts(row, tokenizer)),
+        template=tokenizer.origin if first.chat else None,
+        texts=dict(_texts(row, tokenizer, rules.everything or isinstance(example, Text))),
         cut=row.cut,
         desirable=row.desirable if isinstance(row, KtoRow) else None,
         warnings=warnings,
     )
 
 
-def _texts(row: Row, tokenizer: TextTokenizer) -> Iterator[tuple[str, ShownText]]:
+def _texts(row: Row, tokenizer: TextTokenizer, whole: bool) -> Iterator[tuple[str, ShownText]]:
     names = ("chosen", "rejected") if isinstance(row, DpoRow) else ("",)
     for name, tokens in zip(names, row.texts, strict=True):
-        yield name, _text(tokens, tokenizer)
+        yield name, _text(tokens, tokenizer, whole)
 
 
-def _text(tokens: Tokens, tokenizer: TextTokenizer) -> ShownText:
-    spans = spans_of(tokens.input_ids, tokens.labels, tokenizer)
-    return ShownText(
-        text="".join(span.text for span in spans), spans=spans, token_ids=tokens.input_ids, labels=tokens.labels
-    )
+def _text(tokens: Tokens, tokenizer: TextTokenizer, whole: bool) -> ShownText:
+    """The first token of a text that is supervised as a whole has its label here, though no position predicts it."""
+    ids, labels = tokens.input_ids, tokens.labels
+    if whole and ids[0] != tokenizer.bos_id:
+        labels = [ids[0], *labels[1:]]
+    found = [Span(text=text, supervised=supervised) for text, supervised in spans(tokenizer, ids, labels)]
+    return ShownText(text="".join(span.text for span in found), spans=found, token_ids=ids, labels=labels)

@@ -77,7 +77,7 @@ class Tokens(Struct, frozen=True, kw_only=True):
     @property
     def supervised(self) -> int:
         """Number of supervised tokens."""
-        return sum(label != -100 for label in self.labels)
+        return len(self.labels) - self.labels.count(-100)
 
 
 class SftRow(Struct, frozen=True, kw_only=True):

@@ -1,19 +1,17 @@
-"""Chat templates: the sandbox they run in, and the one that is used when a model has none.
-
-The sandbox is that of transformers' ``apply_chat_template``: same options and filters; a test holds them equal.
-"""
+"""Chat templates: how they are called, and the one that is used when a model has none."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from stepctl.base.errors import UsageError
+from stepctl.traces.sandbox import environment, literals, without_values
 
 Message = Mapping[str, Any]
-Render = Callable[[Sequence[Message], bool], str]
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -27,6 +25,9 @@ BLOCKS = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """Default for all others: ``role: content``, one block a message; the assistant's turns end with the EOS token."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_OTHER_DAYS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2033, 11, 22, 13, 14, 15))
 
 
 class RenderRefused(Exception):
@@ -42,89 +43,98 @@ def default_template(*, chatml: bool, starts_with_bos: bool) -> str:
     return ("{{ bos_token }}" if starts_with_bos else "") + (CHATML if chatml else BLOCKS)
 
 
-def compile_template(source: str, variables: Mapping[str, str]) -> Render:
-    """Make a chat template callable; ``variables`` are ``bos_token``, ``eos_token`` and the like.
+class ChatTemplate:
+    """A chat template that can be called. The time that it may write stands still from its first call on.
 
-    The result takes messages and ``add_generation_prompt``, and raises :class:`RenderRefused`.
+    Args:
+        source: the template.
+        variables: ``bos_token``, ``eos_token`` and the like.
 
     Raises:
         UsageError: the template is no valid Jinja.
     """
-    from jinja2 import TemplateSyntaxError, nodes
-    from jinja2.exceptions import TemplateError
 
-    environment = _environment()
-    try:
-        template = environment.from_string(source)
-        literals = {node.value for node in environment.parse(source).find_all(nodes.Const)}
-    except TemplateSyntaxError as error:
-        raise UsageError(
-            f"the model's chat template is no valid template (its line {error.lineno})",
-            next="mend chat_template.jinja in the model's folder, or take another model",
-        ) from error
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        from jinja2 import TemplateSyntaxError
 
-    def render(messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        self._variables = dict(variables)
+        self._now: datetime | None = None
+        sandbox = environment(self._time)
+        try:
+            self._template = sandbox.from_string(source)
+            # As one dict and not a chain of two: each rendering copies them.
+            self._template.globals = dict(self._template.globals)
+            self._literals, self._raised = literals(sandbox.parse(source))
+        except TemplateSyntaxError as error:
+            raise UsageError(
+                f"the model's chat template is no valid template (its line {error.lineno})",
+                next="mend chat_template.jinja in the model's folder, or take another model",
+            ) from error
+        except RecursionError as error:
+            raise UsageError(
+                "the model's chat template is nested too deeply",
+                next="mend chat_template.jinja in the model's folder, or take another model",
+            ) from error
+        self._may_write_the_time = "strftime_now" in source
+
+    def _time(self) -> datetime:
+        if self._now is None:
+            self._now = datetime.now()
+        return self._now
+
+    def __call__(self, messages: Sequence[Message], add_generation_prompt: bool, tools: str = "") -> str:
+        """Render a conversation; ``tools`` is the JSON text of a list, or empty.
+
+        Raises:
+            RenderRefused: the template refuses it or fails; the reason has no text of the conversation.
+        """
+        from jinja2.exceptions import TemplateError
+
         try:
             return str(
-                template.render(
-                    messages=[dict(message) for message in messages],
-                    tools=None,
+                self._template.render(
+                    messages=[_with_reasoning(message) for message in messages],
+                    tools=_parsed(tools) if tools else None,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
-                    **variables,
+                    **self._variables,
                 )
             )
         except TemplateError as error:
-            # A message built from the conversation holds its text; one that stands in the template as it is does not.
-            if error.message in literals:
-                raise RenderRefused(f"the chat template refuses this conversation: {error.message}") from None
+            if said := self._said(error.message or ""):
+                raise RenderRefused(f"the chat template refuses this conversation: {said}") from None
             raise RenderRefused(f"the chat template fails on this conversation ({type(error).__name__})") from None
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's author
             raise RenderRefused(f"the chat template fails on this conversation ({type(error).__name__})") from None
 
-    return render
+    def _said(self, message: str) -> str | None:
+        """What a template's refusal says, without the texts of the conversation that it may be made of."""
+        if message in self._literals:
+            return message
+        return next((said for pieces in self._raised if (said := without_values(message, pieces))), None)
+
+    def writes_the_time(self, messages: Sequence[Message], tools: str = "") -> bool:
+        """Whether the rendering of a conversation depends on the day or hour it is made."""
+        if not self._may_write_the_time:
+            return False
+        kept, texts = self._now, []
+        for self._now in _OTHER_DAYS:
+            try:
+                texts.append(self(messages, False, tools))
+            except RenderRefused:
+                texts.append("")
+        self._now = kept
+        return texts[0] != texts[1]
 
 
-def _environment() -> Any:
-    """The sandbox of transformers: options, the ``generation`` tag (rendered as its body), filters, globals."""
-    import jinja2
-    import jinja2.ext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _with_reasoning(message: Message) -> Message:
+    """As transformers gives it to templates: they read reasoning by more than one name."""
+    for key in _REASONING:
+        if key in message and message[key] is not None:
+            return {"thinking": message[key], **message, "reasoning_content": message[key]}
+    return message
 
-    class Generation(jinja2.ext.Extension):
-        tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
 
-        def parse(self, parser: Any) -> jinja2.nodes.Node:
-            line = next(parser.stream).lineno
-            body: list[jinja2.nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-        def _body(self, caller: Callable[[], str]) -> str:
-            return caller()
-
-    class Namespace(jinja2.utils.Namespace):
-        def __setitem__(self, name: str, value: Any) -> None:
-            if name.startswith("_"):
-                raise jinja2.exceptions.SecurityError("a namespace has no underscore-prefixed attributes")
-            super().__setitem__(name, value)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.exceptions.TemplateError(message)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["namespace"] = Namespace
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+@lru_cache(maxsize=64)
+def _parsed(tools: str) -> Any:
+    return json.loads(tools)

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from stepctl.base.errors import UsageError
-from stepctl.traces.template import Message, Render, RenderRefused, compile_template, default_template
+from stepctl.traces.encoded import Encoded, squashed
+from stepctl.traces.folder import SAVE, Templates, bytewise, chat_templates, keep_spaces, named_tokens, read_object
+from stepctl.traces.template import ChatTemplate, Message, RenderRefused, default_template
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_SAVE = "save it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)"
-
-
-class Encoded(NamedTuple):
-    """Tokens of a text: ids, [start, end) in characters of the text, and 1 where the post-processor put a token."""
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-    added: list[int]
 
 
 class TextTokenizer:
@@ -39,11 +34,16 @@ class TextTokenizer:
         added: texts of all added tokens, special or not.
     """
 
-    def __init__(self, backend: Tokenizer, named: Mapping[str, str], template: str | None) -> None:
-        self._backend, self.named, self.template = backend, dict(named), template
-        tokens = backend.get_added_tokens_decoder().values()
-        self.added = frozenset(token.content for token in tokens)
-        self.special = frozenset(token.content for token in tokens if token.special) | {self.eos_token}
+    def __init__(
+        self, backend: Tokenizer, named: Mapping[str, str], templates: Templates, *, bytewise: bool = False
+    ) -> None:
+        self._backend, self.named, self._templates, self._bytewise = backend, dict(named), templates, bytewise
+        self.template = templates.default
+        tokens = backend.get_added_tokens_decoder()
+        self.added = frozenset(token.content for token in tokens.values())
+        self.special = frozenset(token.content for token in tokens.values() if token.special) | {self.eos_token}
+        self._special_ids = {number for number, token in tokens.items() if token.special} | {self.eos_id}
+        self._sizes = _Sizes(backend, {number: len(token.content.encode()) for number, token in tokens.items()})
 
     @property
     def eos_token(self) -> str:
@@ -64,11 +64,6 @@ class TextTokenizer:
         return None if self.bos_token is None else self._backend.token_to_id(self.bos_token)
 
     @property
-    def origin(self) -> str:
-        """Where the chat template comes from."""
-        return "the model's" if self.template is not None else "the default"
-
-    @property
     def starts_with_bos(self) -> bool:
         """Whether plain text gets a BOS in front."""
         first = self.encode("a", add_special_tokens=True).ids[:1]
@@ -81,21 +76,41 @@ class TextTokenizer:
             len(self.encode(token, add_special_tokens=False).ids) == 1 for token in ("<|im_start|>", "<|im_end|>")
         )
 
+    @property
+    def origin(self) -> str:
+        """Where the chat template comes from, for a person."""
+        default = "the default (ChatML)" if self.uses_chatml_default else "the default (`role: content` blocks)"
+        return self._templates.origin or default
+
     @cached_property
-    def _render(self) -> Render:
+    def _chat(self) -> ChatTemplate:
         source = self.template
         if source is None:
             source = default_template(chatml=self.uses_chatml_default, starts_with_bos=self.starts_with_bos)
-        return compile_template(source, self.named)
+        return ChatTemplate(source, self.named)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    @cached_property
+    def _chat_with_tools(self) -> ChatTemplate:
+        source = self._templates.tools
+        return self._chat if source is None else ChatTemplate(source, self.named)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool, tools: str = "") -> str:
         """A conversation as text, by the model's chat template or the default one.
+
+        Args:
+            messages: as transformers' ``apply_chat_template`` takes them.
+            add_generation_prompt: as there.
+            tools: the JSON text of a list, or empty.
 
         Raises:
             RenderRefused: the template refuses or fails; the reason has no text of the conversation.
             UsageError: the template is no valid Jinja.
         """
-        return self._render(messages, add_generation_prompt)
+        return (self._chat_with_tools if tools else self._chat)(messages, add_generation_prompt, tools)
+
+    def writes_the_time(self, messages: Sequence[Message], tools: str = "") -> bool:
+        """Whether the rendering of a conversation has today's date or the time in it."""
+        return (self._chat_with_tools if tools else self._chat).writes_the_time(messages, tools)
 
     @cached_property
     def rendering(self) -> str:
@@ -105,7 +120,8 @@ class TextTokenizer:
             sample: str | None = self.render([turn], True)
         except (RenderRefused, UsageError):
             sample = None
-        said = json.dumps([self.template, self.named, sample], sort_keys=True)
+        of_tools = [] if self._templates.tools is None else [self._templates.tools]
+        said = json.dumps([self.template, self.named, sample, *of_tools], sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()[:12]
 
     def encode(self, text: str, add_special_tokens: bool) -> Encoded:
@@ -114,16 +130,124 @@ class TextTokenizer:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[Encoded]:
         """As :meth:`encode`, for many texts at once: several times faster."""
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return [Encoded(e.ids, e.offsets, e.special_tokens_mask) for e in encodings]
+        raw = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        made = []
+        for text, encoding in zip(texts, raw, strict=True):
+            ids: list[int] = encoding.ids
+            added = encoding.special_tokens_mask if add_special_tokens else ()
+            made.append(Encoded(text, ids, added, raw=encoding, ends=self._ends(text, ids, added)))
+        return made
+
+    def _ends(self, text: str, ids: Sequence[int], added: Sequence[int]) -> list[int] | None:
+        """Where each token ends in the bytes of ``text``; None unless the tokens are those bytes for certain."""
+        plain = text.isascii()
+        if not self._bytewise or not (plain or unicodedata.is_normalized("NFC", text)):
+            return None
+        sizes = map(self._sizes.__getitem__, ids)
+        if 1 in added:
+            sizes = map(_or_none, sizes, added)
+        ends = list(accumulate(sizes))
+        return ends if ends and ends[-1] == (len(text) if plain else len(text.encode())) else None
+
+    def encode_spelled(self, text: str, spelled: Sequence[tuple[int, int]], add_special_tokens: bool) -> Encoded | None:
+        """As :meth:`encode`, with the special tokens in the stretches ``spelled`` read as the text that they are.
+
+        Returns:
+            None when this tokenizer cannot: the text between two control tokens becomes other tokens when it is taken
+            alone, or what is spelled stays a control token or becomes other text.
+        """
+        plain = "".join(_around(text, spelled, "x"))
+        pieces = [piece for piece in _split(self._specials, plain) if piece[0] < piece[1]]
+        alone = self._backend.encode_batch([plain[a:b] for a, b in pieces], add_special_tokens=False)
+        if [i for piece in alone for i in piece.ids] != self._backend.encode(plain, add_special_tokens=False).ids:
+            return None
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        for (start, end), piece in zip(pieces, alone, strict=True):
+            taken = piece
+            if any(start < b and a < end for a, b in spelled):
+                taken = self._literal.encode(text[start:end], add_special_tokens=False)
+                said = self.decode(taken.ids)
+                if not self._special_ids.isdisjoint(taken.ids) or squashed(said) != squashed(text[start:end]):
+                    return None
+            ids += taken.ids
+            offsets += [(start + a, start + b) for a, b in taken.offsets]
+        before, after = self._frame if add_special_tokens else ([], [])
+        nothing = [(0, 0)]
+        return Encoded(
+            text,
+            [*before, *ids, *after],
+            [1] * len(before) + [0] * len(ids) + [1] * len(after),
+            offsets=nothing * len(before) + offsets + nothing * len(after),
+        )
+
+    @cached_property
+    def _specials(self) -> re.Pattern[str]:
+        return alternatives(self.special)
+
+    @cached_property
+    def _literal(self) -> Tokenizer:
+        """The same tokenizer, to which special tokens are text."""
+        from tokenizers import Tokenizer
+
+        made = Tokenizer.from_str(self._backend.to_str())
+        made.encode_special_tokens = True
+        return made
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before and after a text."""
+        sample = self.encode("a", add_special_tokens=True)
+        at = next((i for i, added in enumerate(sample.added) if not added), 0)
+        end = next((i for i, added in enumerate(sample.added) if added and i >= at), len(sample.ids))
+        return sample.ids[:at], sample.ids[end:]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones too."""
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
 
+class _Sizes(dict[int, int]):
+    """How many bytes of text each token is, for a byte-level vocabulary: one character stands for one byte."""
+
+    def __init__(self, backend: Tokenizer, added: Mapping[int, int]) -> None:
+        super().__init__(added)
+        self._backend = backend
+
+    def __missing__(self, number: int) -> int:
+        self[number] = size = len(self._backend.id_to_token(number) or "")
+        return size
+
+
+def _or_none(size: int, added: int) -> int:
+    return 0 if added else size
+
+
+def _around(text: str, stretches: Sequence[tuple[int, int]], letter: str) -> list[str]:
+    """``text`` with its ``stretches`` made of ``letter``."""
+    parts, at = [], 0
+    for start, end in stretches:
+        parts += [text[at:start], letter * (end - start)]
+        at = end
+    return [*parts, text[at:]]
+
+
+def _split(tokens: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+    """[start, end) of the tokens in ``text``, and of the stretches between them."""
+    pieces, at = [], 0
+    for found in tokens.finditer(text):
+        pieces += [(at, found.start()), found.span()]
+        at = found.end()
+    return [*pieces, (at, len(text))]
+
+
+def alternatives(tokens: set[str] | frozenset[str]) -> re.Pattern[str]:
+    """One of ``tokens``, longer ones first; matches nothing when there is none."""
+    return re.compile("|".join(map(re.escape, sorted(tokens - {""}, key=len, reverse=True))) or "(?!)")
+
+
 def load_tokenizer(folder: Path) -> TextTokenizer:
-    """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja of a model's folder.
+    """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat templates of a model's folder.
 
     Raises:
         UsageError: a file is missing or broken, or no end-of-text token is named.
@@ -131,70 +255,18 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
-    data = _object(path)
+    data = read_object(path)
     if data is None:
-        raise UsageError(f"{folder} has no tokenizer.json", next=_SAVE)
-    config = _object(folder / "tokenizer_config.json") or {}
+        raise UsageError(f"{folder} has no tokenizer.json", next=SAVE)
+    config = read_object(folder / "tokenizer_config.json") or {}
     # A truncation or padding that was recorded when the tokenizer was saved would cut rows in silence.
     data["truncation"] = data["padding"] = None
-    _keep_spaces(data.get("post_processor"))
+    keep_spaces(data.get("post_processor"))
     try:
         backend = Tokenizer.from_str(json.dumps(data))
     except Exception as error:  # the library raises bare Exception
-        raise UsageError(f"{path} is no tokenizer: {error}", next=_SAVE) from error
-    named = _named(config, folder)
+        raise UsageError(f"{path} is no tokenizer: {error}", next=SAVE) from error
+    named = named_tokens(config, folder)
     if "eos_token" not in named or backend.token_to_id(named["eos_token"]) is None:
-        raise UsageError(f"the tokenizer in {folder} has no end-of-text token (eos_token)", next=_SAVE)
-    return TextTokenizer(backend, named, _template(config, folder))
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None when there is no file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON", next=_SAVE) from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object", next=_SAVE)
-    return value
-
-
-def _keep_spaces(processor: Any) -> None:
-    """Make offsets cover the space that a token begins with: masks are made from them."""
-    if isinstance(processor, dict):
-        if "trim_offsets" in processor:
-            processor["trim_offsets"] = False
-        for inner in processor.get("processors", []):
-            _keep_spaces(inner)
-
-
-def _named(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    values = dict(config)
-    if "added_tokens_decoder" not in config:
-        values |= _object(folder / "special_tokens_map.json") or {}
-    extra = values.get("extra_special_tokens")
-    tokens = {key: value for key, value in values.items() if key.endswith("_token")}
-    tokens |= extra if isinstance(extra, dict) else {}
-    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
-    return {key: text for key, text in texts.items() if isinstance(text, str)}
-
-
-def _template(config: Mapping[str, Any], folder: Path) -> str | None:
-    try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        template = config.get("chat_template")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{folder / 'chat_template.jinja'} is not UTF-8 text") from error
-    if isinstance(template, list):
-        template = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-    if isinstance(template, dict):
-        if "default" not in template:
-            raise UsageError(
-                f"the tokenizer in {folder} has several chat templates and none is named default",
-                next="write the one to use to chat_template.jinja in that folder",
-            )
-        template = template["default"]
-    return template if isinstance(template, str) else None
+        raise UsageError(f"the tokenizer in {folder} has no end-of-text token (eos_token)", next=SAVE)
+    return TextTokenizer(backend, named, chat_templates(config, folder), bytewise=bytewise(data, backend))
