@@ -19,6 +19,7 @@ from stepctl.traces.formats.blocks import TOO_LONG
 from stepctl.traces.judge import judge
 from stepctl.traces.read import read_rows
 from stepctl.traces.rows import BadRow, Source
+from stepctl.traces.rules import Rules
 from stepctl.traces.tokenizer import TextTokenizer
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 1}]
@@ -51,7 +52,7 @@ def test_rows_are_objects_with_their_number(codec: str) -> None:
 def test_a_chat_in_parquet_trains_like_one_in_json_lines(chatml: TextTokenizer) -> None:
     rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
     made = [
-        judge([Source(name="t", data=data)], method="sft", tokenizer=chatml, max_length=64, train_on="assistant")
+        judge([Source(name="t", data=data)], Rules(max_length=64), chatml)
         for data in (
             stored(rows),
             b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',

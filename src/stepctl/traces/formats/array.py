@@ -37,7 +37,7 @@ def read_array(name: str, blocks: Blocks) -> Iterator[RawRow | BadRow]:
         except Syntax as error:
             # What is cut off by damage is not told again: the damage is.
             if not error.early or blocks.damage is None:
-                yield BadRow(file=name, line=element, reason=_broken(window, error))
+                yield BadRow(file=name, line=element, reason=_broken(window, error), rest_unread=True)
             return
         yield row(name, element, value, flaw)
         window.position += 1
