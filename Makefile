@@ -38,11 +38,12 @@ architecture: install ## check which room imports which, and that the generated 
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_docs.py --check
 
-bench: install ## time a cold call, buckets, transfers and pods against baselines of the same run (several minutes)
+bench: install ## time a cold call, buckets, transfers, judging and pods against baselines of the same run (several minutes)
 	$(BIN)/python scripts/demo_model.py $(MODEL)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/cold_call.py --model $(MODEL) --out build/cold_call.json
 	$(BIN)/python benchmarks/bucket.py --out build/bucket.json
 	$(BIN)/python benchmarks/transfer.py --out build/transfer.json
+	$(BIN)/python benchmarks/traces.py --model $(MODEL) --out build/traces.json
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/first_step.py --model $(MODEL) --out build/first_step.json
 
 sandbox: install ## rehearse on an emulated Runpod: starts it here, until Ctrl-C (root on Linux; docs/sandbox.md)

@@ -97,12 +97,10 @@ def main() -> None:
         "growth_mb": large["peak_mb"] - small["peak_mb"],
     }
     print(
-        f"{args.rows:,} chat rows, {large['tokens']:,} tokens: judged in {large['sec']:.1f} s, {found['ratio']:.1f} times"
+        f"{args.rows:,} chat rows, {large['tokens']:,} tokens: {large['sec']:.1f} s ({large['cpu_sec']:.1f} s of CPU)"
     )
-    print(
-        f"the tokenizer alone ({alone:.1f} s); {large['peak_mb']:.0f} MB at most, {found['growth_mb']:.0f} MB more than"
-    )
-    print("for a tenth of the rows")
+    print(f"{found['ratio']:.2f} times the tokenizer alone ({alone:.1f} s)")
+    print(f"{large['peak_mb']:.0f} MB at most, {found['growth_mb']:.0f} MB more than for a tenth of the rows")
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(found, indent=2) + "\n")
