@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from stepctl.traces.encoded import squashed
@@ -71,8 +73,30 @@ class Places:
         self._prompts: dict[bool, str] = {}
 
     def render(self, messages: Sequence[Message], tools: str, *, prompt: bool = False) -> str:
-        """A conversation as text. Raises RenderRefused."""
-        return self._tokenizer.render([message.data() for message in messages], prompt, tools)
+        """A conversation as text.
+
+        Raises:
+            RenderRefused: the template refuses it or fails.
+        """
+        data = [message.data() for message in messages]
+        if any(message.calls for message in messages) and self._arguments_are_text:
+            for message, made in zip(messages, data, strict=True):
+                for call, told in zip(message.calls, made.get("tool_calls", ()), strict=True):
+                    told["function"]["arguments"] = call.arguments
+        return self._tokenizer.render(data, prompt, tools)
+
+    @cached_property
+    def _arguments_are_text(self) -> bool:
+        """Whether the template takes a call's arguments as JSON text alone, as some do that add them to other text."""
+        turns: list[dict[str, object]] = [{"role": "user", "content": MARK}]
+        for arguments, taken in (({MARK: MARK}, False), (json.dumps({MARK: MARK}), True)):
+            call = {"type": "function", "id": "call00001", "function": {"name": MARK, "arguments": arguments}}
+            try:
+                self._tokenizer.render([*turns, {"role": "assistant", "content": "", "tool_calls": [call]}], False)
+            except RenderRefused:
+                continue
+            return taken
+        return False
 
     def attempt(self, messages: Sequence[Message], tools: str, *, prompt: bool = False) -> str | None:
         """As :meth:`render`; None when the template does not take these messages (a part of a conversation)."""
@@ -183,6 +207,13 @@ class Places:
         closed = self._closed.match(text, words.end) if words.content_last else self._control.search(text, words.end)
         if closed is None or not self._closes(closed.group(), conversation, number, words.content_last):
             raise ConversationRefused(field, NOT_CLOSED)
+        # It may close the call alone: what ends all turns may follow.
+        ends: re.Match[str] | None = closed
+        while not words.content_last and ends is not None:
+            if ends.group().strip() == self._end_of_turn:
+                closed = ends
+                break
+            ends = self._closed.match(text, ends.end())
         said = squashed(text[start : closed.end()])
         content = message.content.strip()
         if THINK.search(text[:start].rstrip()[-len("<think>") :]):
@@ -211,6 +242,13 @@ class Places:
             self._closing.add((token, content_last))
         return True
 
+    @cached_property
+    def _end_of_turn(self) -> str:
+        """The control token right behind a plain reply; empty when there is none."""
+        last = self.attempt([Message("user", MARK), Message("assistant", f"{MARK}z")], "") or ""
+        found = self._closed.match(last, last.rfind(f"{MARK}z") + len(MARK) + 1)
+        return found.group().strip() if found else ""
+
     def _start(self, conversation: Conversation, number: int, text: str, words: _Words) -> int | None:
         """Where the model would begin to write, in ``text``; None when the renderings do not agree on it."""
         first = words.start
@@ -229,8 +267,11 @@ class Places:
             if self._opens(text, at, words) and self._filler.fullmatch(prefix, at):
                 return at
         # An earlier turn renders differently when the conversation ends after it; the prompt stands before this one.
-        at = text.rfind(prompt, 0, first) if prompt else -1
-        return at + len(prompt) if at >= 0 and self._opens(text, at + len(prompt), words) else None
+        for opening in (prompt, THINK.split(prompt)[0]):
+            at = text.rfind(opening, 0, first) if opening else -1
+            if at >= 0 and self._opens(text, at + len(opening), words):
+                return at + len(opening)
+        return None
 
     def _opens(self, text: str, at: int, words: _Words) -> bool:
         """Whether what stands between a place and a reply's words is of the reply."""
