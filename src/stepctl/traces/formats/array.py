@@ -16,8 +16,10 @@ _STOPPED = "what follows was not read"
 _TOKEN = 16
 """Characters at the end of what was read that a number, a literal or an escape may go on from."""
 _ESCAPED = re.compile("[\udc80-\udcff]")
-_STRUCTURE = re.compile(r'["{}\[\],]')
-_QUOTE = re.compile(r'"|\\.', re.DOTALL)
+_STRUCTURE = re.compile(r"[{}\[\],]")
+_NO_QUOTE = re.compile(r'[^"]*')
+_IN_STRING = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+"""Up to the closing quote, or to the end of the text: half an escape there is not matched."""
 
 
 def read_array(name: str, blocks: Blocks) -> Iterator[RawRow | BadRow]:
@@ -80,24 +82,35 @@ def _skip(window: _Window) -> None:
     """Pass over an element without holding it, up to the comma or bracket behind it."""
     depth, quoted = 0, False
     while True:
-        found = (_QUOTE if quoted else _STRUCTURE).search(window.text, window.position)
-        if found is None:
-            window.position = len(window.text)
-            # Half an escape is kept: what it escapes comes with the next block.
-            window.position -= quoted and window.text.endswith("\\")
-            if not window.more():
-                window.position = len(window.text)
-                return
-            continue
-        mark = found.group()
-        if depth == 0 and not quoted and mark in ",]}":
-            window.position = found.start()
-            return
-        window.position = found.end()
-        if mark == '"':
+        text, start = window.text, window.position
+        end = (_IN_STRING if quoted else _NO_QUOTE).match(text, start).end()  # type: ignore[union-attr]
+        if not quoted:
+            closed = text.count("}", start, end) + text.count("]", start, end)
+            if closed >= depth:
+                end, depth = _close(text, start, end, depth)
+                if depth < 0:
+                    window.position = end
+                    return
+            else:
+                depth += text.count("{", start, end) + text.count("[", start, end) - closed
+        window.position = end
+        if text[end : end + 1] == '"':
+            window.position += 1
             quoted = not quoted
-        elif not quoted and mark != ",":
+        elif not window.more():
+            window.position = len(window.text)
+            return
+
+
+def _close(text: str, start: int, end: int, depth: int) -> tuple[int, int]:
+    """Where the element ends, and -1; or ``end`` and the depth there."""
+    for found in _STRUCTURE.finditer(text, start, end):
+        mark = found.group()
+        if depth == 0 and mark in ",]}":
+            return found.start(), -1
+        if mark != ",":
             depth += 1 if mark in "{[" else -1
+    return end, depth
 
 
 def _broken(window: _Window, error: Syntax) -> str:
