@@ -185,3 +185,18 @@ def test_the_rendering_has_a_digest_that_changes_with_it(
     monkeypatch.setattr("stepctl.traces.template.datetime", Tomorrow)
     later = [load_tokenizer(folder).rendering for folder in others]
     assert [n for n, (a, b) in enumerate(zip(found, later, strict=True)) if a != b] == [2]
+
+
+def test_a_template_that_writes_the_time_is_known_and_the_time_stands_still(make_folder: MakeFolder) -> None:
+    dated = "{% if messages[0].role != 'system' %}{{ strftime_now('%d %b %Y %f') }}{% endif %}{{ messages[0].content }}"
+    tokenizer = load_tokenizer(make_folder(dated))
+    assert tokenizer.writes_the_time(ASK)
+    assert not tokenizer.writes_the_time([{"role": "system", "content": "a"}])
+    assert len({tokenizer.render(ASK, False) for _ in range(50)}) == 1
+    assert not load_tokenizer(make_folder("{{ messages[0].content }}", name="undated")).writes_the_time(ASK)
+
+
+@pytest.mark.parametrize("product", ["'a' * 10 ** 9", "10 ** (10 ** 10)", "[1] * 10 ** 9"])
+def test_a_template_cannot_fill_the_memory_with_a_product(make_folder: MakeFolder, product: str) -> None:
+    with pytest.raises(RenderRefused, match="OverflowError"):
+        load_tokenizer(make_folder("{{ " + product + " }}")).render(ASK, False)
