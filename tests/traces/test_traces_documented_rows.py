@@ -11,7 +11,7 @@ import pytest
 
 from stepctl.traces import feedback, preference, sft
 
-PAGE = Path(__file__).parents[2] / "docs" / "traces-rows.md"
+PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
 SECTIONS: dict[str, Any] = {"SFT": sft, "DPO": preference, "KTO": feedback, "Messages": feedback}
 
 
