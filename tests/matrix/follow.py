@@ -15,9 +15,12 @@ Follow = Callable[[Rented], list[Said]]
 
 
 def until_done(project: Rented, *, apart: bool = False) -> list[Said]:
-    """The killed call again; once more when it tells that what was on the run's pod is lost."""
-    first = call(project, *AGAIN, apart=apart)
-    return [first] if first.code == 0 else [first, call(project, *AGAIN)]
+    """The killed call again; once more when it tells that what was on the run's pod is lost, and as often as it takes
+    while the provider does not answer."""
+    said = [call(project, *AGAIN, apart=apart)]
+    while said[-1].code and len(said) < 10 and (len(said) == 1 or "no answer from" in said[-1].err):
+        said.append(call(project, *AGAIN))
+    return said
 
 
 def attach(project: Rented) -> list[Said]:

@@ -200,6 +200,7 @@ WORLDS = (
         sides=("after",),
         between=lambda project: project.sandbox.down(2.5),
         thens=("attach", "same", "rm"),
+        codes=(1,),
     ),
     World(
         name="undying",
