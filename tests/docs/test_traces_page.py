@@ -35,7 +35,7 @@ TABLE = stored(pyarrow.table({"text": ["a"]}))
         b"",
         b"PK\x03\x04",
         b"a,b\nc,d\n",
-        gzip.compress(PACKED),
+        gzip.compress(PACKED, mtime=0),
         PACKED[:-3],
         PACKED[:9] + b"\xff\xff\xff\xff",
         PACKED[:-8] + b"12345678",

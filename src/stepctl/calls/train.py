@@ -48,7 +48,8 @@ def train(world: World, request: TrainRequest) -> Report:
     for line in prepared.inherited:
         world.listener.notice(line)
     for warning in prepared.warnings:
-        world.listener.notice(f"warning: {warning['message']}")
+        where = f"{warning['file']}, line {warning['line']}: " if warning["line"] is not None else ""
+        world.listener.notice(f"warning: {where}{warning['message']}")
     target = target_of(prepared.settings)
     if isinstance(target, RunpodTarget):
         from stepctl.calls.elsewhere import wait_elsewhere
