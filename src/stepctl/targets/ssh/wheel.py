@@ -19,6 +19,7 @@ NEEDS = (
     "psutil>=6",
     "tokenizers>=0.22",
     "jinja2>=3.1.6",
+    "zstandard>=0.23",
     "huggingface_hub>=2.4",
     "hf_xet>=1.8",
     "torch>=2.6",
