@@ -19,6 +19,7 @@ from stepctl.runs.pods import PodFile, PodRecord
 from stepctl.runs.record import ProcessId, RunRecord, TraceRecord
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.errors import PodAlive
+from stepctl.targets.runpod.keys import client_key
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +92,19 @@ def test_a_run_is_asked_about_where_it_was_rented(world: World, desk: Desk) -> N
         pass
     with pods.account(world, None, RUN) as account:
         assert [each["pod"] for each in pods.remove(world, account, RUN)["ended"]] == [pod.pod]
+
+
+@pytest.mark.parametrize("state", ["done", "running"])
+def test_a_kept_pod_takes_the_keys_of_a_run_that_has_ended_along(world: World, desk: Desk, state: str) -> None:
+    """A run that goes on may still make another pod with them."""
+    run_with_pod(world, desk)
+    client_key(desk.file)
+    world.store.update(RUN, lambda record: setattr(record, "state", state))
+    change(desk.file, desk.attempts[0], state="kept", kept_until=iso(desk.clock.utc()))
+    with pods.account(world, "cloud") as account:
+        pods.remove(world, account, str(desk.attempts[0].pod))
+    assert desk.states() == ["gone"]
+    assert desk.file.client_key.exists() == (state == "running")
 
 
 def test_kept_pods_of_other_accounts_stay(world: World, desk: Desk) -> None:

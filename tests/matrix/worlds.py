@@ -224,6 +224,7 @@ WORLDS = (
     World(
         name="keeping",
         words=("--keep-pod", "30m"),
+        twins=1,  # a kept pod, and one of a call with another key, which cannot take it
         points=("launch", "over", Point("remove", ssh("ask remove")), Point("keep", ssh("shell"), nth=2)),
         thens=("same", "other", "attach", "rm"),
         rows=ROWS,

@@ -116,13 +116,16 @@ def _commit(world: World, record: RunRecord) -> RunRecord:
 
 
 def reclaim(world: World, record: RunRecord) -> RunRecord:
-    """End pods that an ended run left, and put that into its report.
+    """End pods that an ended run left, delete a secret that it left, and put that into its report.
 
     Raises:
         StepctlError: the provider cannot be asked.
     """
     file = PodFile(world.store.folder(record.run))
-    if record.report is None or not file.exists() or not file.load().unended:
+    if record.report is None or not file.exists():
+        return record
+    left = file.load()
+    if not left.unended and not left.secret_open:
         return record
     report = msgspec.convert(record.report, Report)
     let_go(world, record, machine_of(world.store, record, teller(world)), report)
@@ -137,12 +140,13 @@ def reclaim(world: World, record: RunRecord) -> RunRecord:
 
 def end_left(world: World) -> None:
     """End what ended runs of this project left: a create without an answer may have come late, an end may not have
-    been confirmed. What cannot be ended now is passed over: the next call tries again, and the pod guards itself.
+    been confirmed, a secret may not have been deleted. What cannot be ended now is passed over: the next call tries
+    again, and the pod guards itself.
     """
     for name in world.store.names():
         with suppress(StepctlError):
             file = PodFile(world.store.folder(name))
-            if file.exists() and file.load().open:
+            if file.exists() and ((left := file.load()).open or left.secret_open):
                 record = world.store.load(name)
                 if record.state not in UNFINISHED:
                     reclaim(world, record)

@@ -21,6 +21,7 @@ from stepctl.runs.report import Report
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.end import end_all, pod_alive
 from stepctl.targets.runpod.errors import PodAlive, RunpodError
+from stepctl.targets.runpod.keys import forget_keys
 from stepctl.targets.runpod.logs import TAIL
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.sweep import Rented, Sweep, end_rented, sweep
@@ -215,6 +216,7 @@ def _end_each(world: World, account: Account, chosen: list[Rented], by: str, why
             receipt = {"pod": each.pod.id, "name": each.pod.name, "state": "gone", "spent_usd": each.spent_usd}
             ended.append(msgspec.to_builtins(attempt) if attempt else receipt)
             _note(world, each.run)
+            _forget_keys(world, account, each.run)
         except (StepctlError, OSError) as error:
             failed.append(error)
     # A pod that may be alive comes before a record that could not be written.
@@ -224,6 +226,15 @@ def _end_each(world: World, account: Account, chosen: list[Rented], by: str, why
     if failed:
         raise failed[0]
     return {"ended": ended}
+
+
+def _forget_keys(world: World, account: Account, run: str) -> None:
+    """The keys of a run that has ended go with its last pod; one that has not may still make another pod with them."""
+    file = PodFile(world.store.folder(run))
+    if run not in world.store.names() or not file.exists() or file.load().open:
+        return
+    if world.store.load(run).state not in UNFINISHED:
+        forget_keys(account.api, file)
 
 
 def _note(world: World, run: str) -> None:

@@ -272,3 +272,16 @@ def test_a_create_without_an_answer_is_judged_by_the_providers_clock(desk: Desk,
     desk.clock.sleep(1000)
     desk.end()
     assert set(desk.states()) == {"refused"}
+
+
+def test_a_pod_that_comes_after_all_is_pinned_by_its_log(desk: Desk) -> None:
+    """The secret with the host key that it was to get is gone."""
+    prepare_keys(desk.api, desk.file)
+    assert desk.file.load().host_key is not None
+    desk.sandbox.fault(Fault("^POST /v2/pods$", drop=True, times=0))
+    with pytest.raises(Ambiguous):
+        desk.make()
+    desk.end()
+    record = desk.file.load()
+    assert (desk.sandbox.secrets(), record.secret_open, record.host_key) == ({}, False, None)
+    assert desk.file.client_key.exists()

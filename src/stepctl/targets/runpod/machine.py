@@ -23,7 +23,7 @@ from stepctl.targets.base import Freight, GivenUp, MachineGone, Teller
 from stepctl.targets.runpod import kept
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.apikey import api_key, api_url
-from stepctl.targets.runpod.attempts import change
+from stepctl.targets.runpod.attempts import change, clock
 from stepctl.targets.runpod.choose import choose
 from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, PodPlan, pod_env, start_command
 from stepctl.targets.runpod.create import make_pod
@@ -333,15 +333,25 @@ class PodMachine:
 
     def _already(self) -> str:
         """Who ended a pod that is gone before we asked: its own watchdog, where one of its rules can have done it."""
-        job, options = self._job, self._options
-        if not self._has_job or job.reason.exists() or job.exit_code.exists() or self._ssh.death():
+        job, options, attempt = self._job, self._options, self._attempt()
+        if not self._has_job:
+            return "provider" if attempt is not None and self._is_young(attempt) else "pod"
+        if job.reason.exists() or self._ssh.death():
             return "pod"
-        attempt = self._attempt()
         heard = moment(attempt.working_at) if attempt is not None else None
         if job.events.exists():
             heard = datetime.fromtimestamp(job.events.stat().st_mtime, UTC)
         patience = 60 * min(float(options["stall_minutes"]), float(options["retrieve_grace_minutes"]))
         return "provider" if heard is None or (utc_now() - heard).total_seconds() < patience else "pod"
+
+    def _is_young(self, attempt: Attempt) -> bool:
+        """Whether neither the lease nor the boot grace of a pod without a job can be over."""
+        made, ready = moment(attempt.created_at), moment(attempt.ready_at)
+        if made is None:
+            return False
+        since, now = max(made, ready or made), clock(self._api, self._pace)
+        lease, boot = (timedelta(minutes=float(self._options[n])) for n in ("lease_minutes", "boot_grace_minutes"))
+        return now - since < lease and now - made < boot
 
     def close(self) -> None:
         self._stop_capture()
