@@ -11,16 +11,21 @@ import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol, cast
 
 from stepctl.base.files import BLOCK, TEMPORARY, fsync_dir
 
 _LINE = 1 << 16
 _FEW = 32
 _LONG = 1 << 16
+_WRITEBACK = 1 << 24
+_START_WRITING = 2
 
 Write = Callable[[bytes | memoryview], object]
 Report = Callable[[int, int], None]
@@ -34,28 +39,45 @@ class ArchiveError(Exception):
 class _Digest:
     """sha256 that is computed beside what is done with the bytes: hashlib lets go of the interpreter for long ones.
 
-    What it is given must stay as it is until the next call.
+    What it is given must stay as it is until the next call. (concurrent.futures would do, and takes as long to import
+    as the agent takes to start.)
     """
 
-    def __init__(self, pool: Executor) -> None:
-        self._sha256, self._pool = hashlib.sha256(), pool
-        self._pending: Future[None] | None = None
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._given: SimpleQueue[bytes | memoryview | None] = SimpleQueue()
+        self._taken: SimpleQueue[None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._busy = False
 
     def update(self, data: bytes | memoryview) -> None:
         self._settle()
         if len(data) < _LONG:
             self._sha256.update(data)
-        else:
-            self._pending = self._pool.submit(self._sha256.update, data)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+        self._busy = True
+        self._given.put(data)
 
     def hexdigest(self) -> str:
         self._settle()
         return self._sha256.hexdigest()
 
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._given.put(None)
+
     def _settle(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if self._busy:
+            self._taken.get()
+            self._busy = False
+
+    def _work(self) -> None:
+        while (data := self._given.get()) is not None:
+            self._sha256.update(data)
+            self._taken.put(None)
 
 
 class Source(Protocol):
@@ -129,8 +151,8 @@ def pack(files: Sequence[File], write: Write, report: Report = lambda *_: None) 
     Raises:
         ArchiveError: a file is not as long as it was.
     """
-    with ThreadPoolExecutor(1) as pool:
-        return _pack(files, write, report, _Digest(pool))
+    with closing(_Digest()) as digest:
+        return _pack(files, write, report, digest)
 
 
 def _pack(files: Sequence[File], write: Write, report: Report, digest: _Digest) -> str:
@@ -228,8 +250,8 @@ def unpack(source: Source, folder: Path, report: Report = lambda *_: None) -> st
         ArchiveError: it is cut or changed; what was written is the caller's to remove.
         OSError: the disk is full.
     """
-    with ThreadPoolExecutor(1) as pool:
-        return _unpack(_Reader(source, _Digest(pool)), folder, report)
+    with closing(_Digest()) as digest:
+        return _unpack(_Reader(source, digest), folder, report)
 
 
 def _unpack(reader: _Reader, folder: Path, report: Report) -> str:
@@ -247,12 +269,14 @@ def _unpack(reader: _Reader, folder: Path, report: Report) -> str:
             made.add(parent)
         left = _count(entry, "size")
         fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        writeback = _Writeback(fd)
         try:
             while left:
                 part = reader.take(left)
                 left -= len(part)
                 done += len(part)
                 _write_all(fd, part)
+                writeback.wrote(len(part))
                 report(done, total)
         finally:
             os.close(fd)
@@ -261,6 +285,34 @@ def _unpack(reader: _Reader, folder: Path, report: Report) -> str:
         raise ArchiveError("what arrived is not what was sent")
     make_durable(folder, names)
     return reader.digest.hexdigest()
+
+
+class _Writeback:
+    """Lets the system begin to write a long file to the disk while more is coming: the end has less to wait for."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at, self._begun = fd, 0, 0
+
+    def wrote(self, size: int) -> None:
+        """So many bytes more are in the file."""
+        self._at += size
+        if self._at - self._begun >= _WRITEBACK:
+            _sync_file_range()(self._fd, self._begun, self._at - self._begun, _START_WRITING)
+            self._begun = self._at
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], object]:
+    """Linux's function of that name; one that does nothing elsewhere."""
+    if not sys.platform.startswith("linux"):
+        return lambda *_: None
+    import ctypes
+
+    found = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if found is None:
+        return lambda *_: None
+    found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return cast(Callable[[int, int, int, int], object], found)
 
 
 def _write_all(fd: int, data: memoryview) -> None:

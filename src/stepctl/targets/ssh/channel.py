@@ -144,17 +144,22 @@ class Stream:
         """
         connection, left = self._connection, memoryview(data)
         try:
-            while left:
-                with connection.guarded(connection.limits.answer):
-                    self._channel.settimeout(connection.limits.answer)
-                    self._channel.sendall(left[:_PIECE])
-                left = left[_PIECE:]
+            with connection.corked(len(left) >= _PIECE):
+                self._send(left)
         except (OSError, EOFError, paramiko.SSHException) as error:
             if not isinstance(error, TimeoutError):
                 self._check()
                 raise Ended from error
             connection.close()
             raise connection.lost(error) from error
+
+    def _send(self, left: memoryview) -> None:
+        connection = self._connection
+        while left:
+            with connection.guarded(connection.limits.answer):
+                self._channel.settimeout(connection.limits.answer)
+                self._channel.sendall(left[:_PIECE])
+            left = left[_PIECE:]
 
     def flush(self) -> None:
         """Everything is sent already."""
