@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import msgspec
 import pytest
 
 from stepctl.base.errors import LineageConflict
@@ -112,3 +116,20 @@ def test_a_stopped_fresh_start_goes_on_in_the_root_it_made() -> None:
     own = line_of(1, key="k", parent="root-r", done=4)
     decision = decide(Ask(sha256="A", key="k", fresh=True), (own,), "main", 1)
     assert (decision.rows_start, decision.fresh) == (4, False)
+
+
+def test_rows_are_counted_among_those_that_train() -> None:
+    """Other settings may leave other rows out: then it cannot be told which are left."""
+    line = msgspec.structs.replace(line_of(1, key="k", done=4), rows_sha256="r")
+    total = line.rows_total
+    for ask in (Ask(sha256="A", key="k"), Ask(sha256="A", go_on=True)):
+        assert decide(replace(ask, rows_total=total, rows_sha256="r"), (line,), "main", 1).rows_start == 4
+        assert decide(replace(ask, rows_total=total), (line,), "main", 1).rows_start == 4
+        others: list[dict[str, Any]] = [{"rows_total": total - 1}, {"rows_total": total, "rows_sha256": "s"}]
+        for changed in others:
+            with pytest.raises(LineageConflict) as caught:
+                decide(replace(ask, **changed), (line,), "main", 1)
+            assert caught.value.code == "other_rows"
+            assert "--skip-bad-rows" in caught.value.next
+    done = msgspec.structs.replace(line, rows_done=total)
+    assert decide(Ask(sha256="A", key="k", rows_total=1, rows_sha256="s"), (done,), "main", 1).replay == done

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.doubles.project import Project, rows
+from tests.doubles.project import Project, rows, until
 
 END = "<|im_end|>"
 BAD = (
@@ -218,3 +218,48 @@ def test_a_lineage_that_cannot_be_read_does_not_keep_a_trace_from_being_judged(p
     done = project.call("trace", "check", "a.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     assert "the lineage cannot be read" in done.stderr
+
+
+def test_a_call_goes_on_only_with_the_rows_that_it_began_with(project: Project) -> None:
+    data = [{"prompt": "q", "completion": "word " * (1 + 59 * (n % 2))} for n in range(12)]
+    project.trace("a.jsonl", data)
+    settings = ("--key", "k", "--grad-accum", "2", "--max-length", "40", "--on-long", "drop")
+    project.faults(pause_at="step:1")
+    process = project.start("train", "a.jsonl", *settings)
+    run = project.wait_for("step:1")
+    stop = project.start("train", "stop", "last")
+    until(lambda: (run / "control/stop").exists())
+    project.go()
+    assert (process.wait(60), stop.wait(60)) == (6, 0)
+    project.faults()
+    refused = project.run("train", "a.jsonl", "--key", "k", "--max-length", "1024", "--on-long", "truncate", "--json")
+    assert refused.returncode == 4, refused.stderr
+    assert json.loads(refused.stdout)["error"]["code"] == "other_rows"
+    report = project.train("a.jsonl", *settings)
+    assert (report["rows_done"], report["rows_total"]) == (6, 6)
+
+
+def test_left_out_rows_are_told_by_train_too(project: Project) -> None:
+    project.trace("a.jsonl", lines(rows(3), *BAD))
+    report = project.train("a.jsonl", "--skip-bad-rows")
+    assert report["rows_total"] == 3
+    assert report["warnings"][0]["code"] == "skipped_rows"
+    assert report["warnings"][0]["message"].startswith("3 rows left out as bad: a.jsonl, line 4: messages: has no")
+
+
+def test_what_stands_behind_a_broken_element_cannot_be_shown(project: Project) -> None:
+    project.trace("a.json", json.dumps(rows(3)).replace("}]}, {", "}]} {", 2))
+    done = project.call("trace", "show", "a.json", "--row", 3, "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["details"]["bad"][0]["line"] == 1
+    assert "what follows was not read" in done.stderr
+
+
+def test_why_a_row_is_left_out(project: Project) -> None:
+    row = {"messages": [{"role": "user", "content": "q", "weight": 1}, {"role": "assistant", "content": "a " * 60}]}
+    project.trace("a.jsonl", [row])
+    toml = (project.path / "stepctl.toml").read_text()
+    (project.path / "stepctl.toml").write_text(f'{toml}[train]\non_long = "drop"\n')
+    done = project.call("trace", "show", "a.jsonl", "--row", 1, "--max-length", "20")
+    assert done.returncode == 2
+    assert 'left out: its 141 tokens are more than max_length (20), and on_long is "drop"' in done.stderr

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import stepctl.traces.judge as judging
 from stepctl.base.errors import UsageError
 from stepctl.traces.judge import BATCH, judge
 from stepctl.traces.rows import Judgement, SftRow, Source
@@ -203,3 +204,59 @@ def test_the_supervised_text_is_the_replies(
     for kept in run(chatml, json.dumps(row).encode(), max_length=10_000).rows:
         replies = [f"{content}<|im_end|>" for role, content in turns if role == "assistant"]
         assert supervised(chatml, kept) == replies
+
+
+def test_what_is_left_out_is_not_counted(chatml: TextTokenizer, check: Judge) -> None:
+    long = {"prompt": "q", "completion": "z" * 99}
+    result = check(chatml, long, long, {"prompt": "q", "completion": "a"}, max_length=20, on_long="drop")
+    assert (result.kept, result.dropped, result.duplicates, result.same_prompt) == (1, 2, 0, 0)
+    assert [each.line for each in result.single] == [1, 2]
+
+
+def test_bad_rows_that_are_left_out_are_told(chatml: TextTokenizer, check: Judge) -> None:
+    result = check(chatml, {"text": ""}, {"text": "a"}, {"text": 5}, {"text": 5, "label": 1}, skip_bad_rows=True)
+    assert (result.kept, result.skipped, result.refusals) == (1, 3, [])
+    warning = result.warnings[0]
+    assert (warning.code, warning.line) == ("skipped_rows", None)
+    assert warning.message.startswith("3 rows left out as bad: trace.jsonl, line 1: text: is empty")
+    assert "line 3: text: is a number" in warning.message and "line 4: label: belongs to" in warning.message
+
+
+def test_rows_that_train_have_a_digest_of_their_own(chatml: TextTokenizer, check: Judge) -> None:
+    rows = [{"prompt": "q", "completion": "z" * (20 * (n % 2) + 1)} for n in range(4)]
+    short, again = (check(chatml, *rows, max_length=9, on_long="drop") for _ in range(2))
+    other = check(chatml, *rows[1:], rows[0], max_length=9, on_long="drop")
+    assert (short.kept, other.kept) == (2, 2)
+    assert short.rows_sha256 == again.rows_sha256 != other.rows_sha256
+    assert check(chatml, *rows).rows_sha256 not in (short.rows_sha256, other.rows_sha256)
+
+
+def test_long_rows_are_tokenized_in_smaller_batches(
+    chatml: TextTokenizer, check: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": "a b " * (n % 7 + 1)} for n in range(50)]
+    whole = check(chatml, *rows)
+    sizes: list[int] = []
+    real = chatml.encode_batch
+
+    def counted(texts: list[str], add_special_tokens: bool) -> Any:
+        sizes.append(len(texts))
+        return real(texts, add_special_tokens)
+
+    monkeypatch.setattr(chatml, "encode_batch", counted)
+    monkeypatch.setattr(judging, "BATCH_CHARACTERS", 40)
+    assert check(chatml, *rows) == whole
+    assert max(sizes) <= 10
+
+
+def test_trailing_context_makes_no_row_too_long(chatml: TextTokenizer, check: Judge, chat: Chat) -> None:
+    row = chat("user", "a", "assistant", "b", "user", "z" * 100)
+    for on_long in ("refuse", "drop"):
+        assert check(chatml, row, max_length=30, on_long=on_long).kept == 1
+    assert check(chatml, row, max_length=5, on_long="refuse").bad[0].reason.endswith('and on_long is "refuse"')
+
+
+def test_a_completion_that_nothing_predicts_is_refused(chatml: TextTokenizer, check: Judge) -> None:
+    """Prompt and completion are one token, the first."""
+    result = check(chatml, {"prompt": "P", "completion": "aris"})
+    assert ["one token, the first" in bad.reason for bad in result.bad] == [True]

@@ -279,3 +279,15 @@ def test_when_every_token_is_supervised_a_weight_of_0_cannot_hold() -> None:
     row = {"messages": [USER, REPLY | {"weight": 0}, USER, REPLY]}
     assert shape(row).example is not None
     assert [flaw.field for flaw in shape(row, need_assistant=False).flaws] == ["messages[1].weight"]
+
+
+@pytest.mark.parametrize("value", [False, 0, 0.0, "false", "no", []])
+@pytest.mark.parametrize("key", ["train", "training", "loss"])
+def test_a_switch_that_may_leave_a_turn_out_is_never_passed_over(key: str, value: object) -> None:
+    """Only true (1 is it too), which changes nothing, and null are."""
+    row: dict[str, Any] = {"messages": [USER, {**REPLY, key: value}]}
+    (flaw,) = shape(row).flaws
+    assert flaw.field == f"messages[1].{key}" and "write `weight`" in flaw.reason
+    for fine in (True, None):
+        row["messages"][1][key] = fine
+        assert shape(row).flaws == []

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stepctl.base.errors import UsageError
+from stepctl.traces.probe import longer_than
 from stepctl.traces.template import RenderRefused
 from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
@@ -200,3 +201,9 @@ def test_a_template_that_writes_the_time_is_known_and_the_time_stands_still(make
 def test_a_template_cannot_fill_the_memory_with_a_product(make_folder: MakeFolder, product: str) -> None:
     with pytest.raises(RenderRefused, match="OverflowError"):
         load_tokenizer(make_folder("{{ " + product + " }}")).render(ASK, False)
+
+
+def test_a_mark_is_longer_than_any_that_a_text_has() -> None:
+    assert longer_than("qx", ["a", "b"]) == "qx"
+    assert longer_than("qx", ["a qx", "qxzz qxz"]) == "qxzzz"
+    assert longer_than("qx", ["qx" + "z" * 3_000_000]) == "qx" + "z" * 3_000_001  # a minute, were it quadratic

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from stepctl.base.errors import StepctlError, TraceRefused, UsageError
+from stepctl.calls.origin import find_origin
 from stepctl.calls.prepare import bad_lines, inherit, read_state, shape_of
-from stepctl.calls.request import STDIN, read_name, read_source
+from stepctl.calls.request import STDIN, read_name, read_source, require_once
 from stepctl.calls.start import method_warnings, steps_of
 from stepctl.calls.world import World
 from stepctl.config.load import Loaded
@@ -90,6 +93,7 @@ def show(world: World, source: TraceSource, line: int) -> Shown:
     raise TraceRefused(
         "\n".join(["the row cannot be trained, so there is nothing to show", *bad_lines(shown)]),
         next="mend it; stepctl trace check FILE judges all rows",
+        details={"bad": [msgspec.to_builtins(row) for row in shown]},
     )
 
 
@@ -99,21 +103,23 @@ def open_sources(names: Sequence[str], stdin: TraceSource | None) -> list[TraceS
     Raises:
         UsageError: one is missing, a folder, unreadable, or named twice.
     """
-    if len(set(names)) != len(names):
-        raise UsageError("a trace is named twice", next="name each file once")
+    require_once(names)
     found: list[TraceSource] = []
     for name in names:
         if name == STDIN and stdin is not None:
             found.append(stdin)
         else:
-            path = Path(name)
-            with read_name(name):
-                path.open("rb").close()
-            if not path.is_file():
-                found.append(read_source(name))  # a pipe has its bytes once
-                continue
-            found.append(FileSource(name=name, path=path))
+            found.append(_open_source(name))
     return found
+
+
+def _open_source(name: str) -> TraceSource:
+    path = Path(name)
+    with read_name(name):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return read_source(name)  # a pipe has its bytes once
+        path.open("rb").close()
+    return FileSource(name=name, path=path)
 
 
 def _effective(world: World) -> Settings:
@@ -125,9 +131,11 @@ def _effective(world: World) -> Settings:
         said = error.message if isinstance(error, StepctlError) else str(error)
         world.listener.notice(f"warning: the lineage cannot be read, so its settings are not taken over: {said}")
         head = None
-    if head is None:
-        return loaded.settings
-    return inherit(loaded, head.identity, None, shape_of(head.identity), head.settings)
+    origin = None
+    if loaded.settings.init_from is not None:
+        origin = find_origin(loaded.settings.init_from, world.bucket(new=True), loaded.project)
+    lora = shape_of(head.identity) if head else origin.lora if origin else {}
+    return inherit(loaded, head.identity if head else None, origin, lora, head.settings if head else {})
 
 
 def _tokenizer(loaded: Loaded, settings: Settings) -> TextTokenizer:

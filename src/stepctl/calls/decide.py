@@ -20,6 +20,9 @@ class Ask:
     go_on: bool = False
     fresh: bool = False
     expect_step: int | None = None
+    rows_total: int | None = None
+    rows_sha256: str = ""
+    """Which rows train, see :class:`~stepctl.traces.rows.Judgement`; empty when that is not known."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def decide(ask: Ask, ledger: Sequence[LedgerLine], lineage: str, head_step: int)
         return Decision(warnings=_warn("trained_before", f"{text}: give a --key to prevent that"))
     _expect(ask, head_step, lineage)
     if line is not None:
+        _require_same_rows(ask, line)
         # Going on without naming the key that the trace has finishes that key too: it must not train these rows again.
         return Decision(rows_start=line.rows_done, key=line.key)
     return Decision(key=ask.key, warnings=_again(ask, ledger))
@@ -103,6 +107,22 @@ def _without_key(ask: Ask, ledger: Sequence[LedgerLine]) -> LedgerLine | None:
         next="--continue trains the rest",
         code="unfinished_trace",
         details={"rows_done": line.rows_done, "rows_total": line.rows_total, "run": line.run},
+    )
+
+
+def _require_same_rows(ask: Ask, line: LedgerLine) -> None:
+    """Rows are counted among those that train: other settings may leave others out, and the count means other rows."""
+    same = ask.rows_total in (None, line.rows_total)
+    if same and (not ask.rows_sha256 or line.rows_sha256 in (None, ask.rows_sha256)):
+        return
+    raise LineageConflict(
+        f"{line.rows_done} of {line.rows_total} rows of this trace are trained (run {line.run}), and with today's "
+        "settings other rows of it train: which are left cannot be told",
+        safe="nothing was trained",
+        next="give max_length, on_long, thinking and --skip-bad-rows as that run had them (stepctl runs show RUN), or "
+        "the rest as a trace of its own",
+        code="other_rows",
+        details={"run": line.run, "rows_done": line.rows_done, "rows_total": line.rows_total},
     )
 
 

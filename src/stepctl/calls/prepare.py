@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepctl.base.errors import StepctlError, TraceRefused, UsageError
+from stepctl.base.text import visible
 from stepctl.calls.decide import begun_by
 from stepctl.calls.origin import Origin, find_origin, require_fits
 from stepctl.calls.request import TrainRequest
@@ -70,8 +71,9 @@ class Prepared:
     @property
     def warnings(self) -> list[dict[str, Any]]:
         """What judging warns of."""
-        found = [*self.judged.warnings, *(self.held_out.warnings if self.held_out else [])]
-        return [_warning(w) for w in found]
+        held_out = self.held_out.warnings if self.held_out else []
+        found = [msgspec.structs.replace(each, message=f"held-out rows: {each.message}") for each in held_out]
+        return [_warning(w) for w in (*self.judged.warnings, *found)]
 
 
 def _warning(warning: RowWarning) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     tokenizer = load_tokenizer(model.folder)
     judged = _judge(request.sources, tokenizer, settings)
     held_out = _judge((request.eval_source,), tokenizer, settings) if request.eval_source else None
-    refuse_bad([*judged.refusals, *(held_out.refusals if held_out else [])])
+    refuse_bad([*judged.refusals, *(held_out.refusals if held_out else [])], settings.train.skip_bad_rows)
     identity = _identity(settings, model, head, origin)
     if head is not None:
         require_same(settings.lineage, head.identity, identity)
@@ -207,15 +209,21 @@ def _judge(sources: tuple[Source, ...], tokenizer: TextTokenizer, settings: Sett
     return survey(sources, Rules.of(settings.method, settings.train), tokenizer)
 
 
-def refuse_bad(bad: list[BadRow]) -> None:
-    """Raises:
-    TraceRefused: there are bad rows; all are in its details, the first ones in its message.
+def refuse_bad(bad: list[BadRow], skipping: bool) -> None:
+    """Refuse a trace with bad rows; ``skipping`` when those that can be left out are.
+
+    Raises:
+        TraceRefused: there are bad rows; all are in its details, the first ones in its message.
     """
     if not bad:
         return
     count = len({(row.file, row.line) for row in bad})
     noun = "row" if count == 1 else "rows"
-    skip = "" if any(row.line is None or row.rest_unread for row in bad) else ", or leave them out: --skip-bad-rows"
+    skip = (
+        ""
+        if skipping or any(row.line is None or row.rest_unread for row in bad)
+        else ", or leave them out: --skip-bad-rows"
+    )
     raise TraceRefused(
         "\n".join([f"the trace is refused: {count} bad {noun}", *bad_lines(bad)]),
         safe="nothing was trained, and the head is as it was",
@@ -241,6 +249,10 @@ def _bad_group(rows: list[BadRow]) -> str:
     first = rows[0]
     lines = [str(row.line) for row in rows if row.line is not None]
     more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    where = f"{first.file}, line{'s' * (len(lines) > 1)} {', '.join(lines[:_SHOWN])}{more}" if lines else first.file
+    where = (
+        f"{visible(first.file)}, line{'s' * (len(lines) > 1)} {', '.join(lines[:_SHOWN])}{more}"
+        if lines
+        else visible(first.file)
+    )
     field = f" {first.field if len(rows) == 1 else _any_number(first.field)}:" if first.field else ""
     return f"  {where}:{field} {first.reason}"

@@ -46,13 +46,20 @@ def read_sources(names: Sequence[str], stdin: BinaryIO) -> tuple[tuple[str, ...]
     Raises:
         UsageError: one is missing, a folder, unreadable, or named twice.
     """
-    if len(set(names)) != len(names):
-        raise UsageError("a trace is named twice", next="name each file once")
+    require_once(names)
     paths, sources = [], []
     for name in names:
         paths.append(name if name == STDIN else str(Path(name).absolute()))
         sources.append(Source(name=name, data=stdin.read()) if name == STDIN else read_source(name))
     return tuple(paths), tuple(sources)
+
+
+def require_once(names: Sequence[str]) -> None:
+    """Raises:
+    UsageError: two of the names mean one file.
+    """
+    if len({name if name == STDIN else os.path.realpath(name) for name in names}) != len(names):
+        raise UsageError("a trace is named twice", next="name each file once")
 
 
 def read_source(name: str) -> Source:

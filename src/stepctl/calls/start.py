@@ -73,7 +73,11 @@ def make_record(
         target=settings.target,
         key=decision.key,
         trace=TraceRecord(
-            paths=request.paths, sha256=prepared.judged.sha256, rows_total=rows, rows_start=decision.rows_start
+            paths=request.paths,
+            sha256=prepared.judged.sha256,
+            rows_total=rows,
+            rows_start=decision.rows_start,
+            rows_sha256=prepared.judged.rows_sha256,
         ),
         eval=_eval_record(request, prepared.held_out),
         parent=f"{ROOT}-{run}" if new_root else state.parent,
@@ -101,7 +105,12 @@ def make_record(
 def _eval_record(request: TrainRequest, held_out: Judgement | None) -> TraceRecord | None:
     if held_out is None or request.eval_path is None:
         return None
-    return TraceRecord(paths=(request.eval_path,), sha256=held_out.sha256, rows_total=held_out.kept)
+    return TraceRecord(
+        paths=(request.eval_path,),
+        sha256=held_out.sha256,
+        rows_total=held_out.kept,
+        rows_sha256=held_out.rows_sha256,
+    )
 
 
 def _settings(prepared: Prepared, fresh: bool) -> dict[str, Any]:
@@ -163,15 +172,20 @@ def start_job(
     return record, machine
 
 
-def _trace_spec(sources: tuple[Source, ...], sha256: str, rows_total: int, rows_start: int) -> TraceSpec:
-    files = tuple(TraceFile(name=s.name, bytes=len(s.data)) for s in sources)
-    return TraceSpec(sha256=sha256, files=files, rows_total=rows_total, rows_start=rows_start)
+def _trace_spec(sources: tuple[Source, ...], trace: TraceRecord) -> TraceSpec:
+    return TraceSpec(
+        sha256=trace.sha256,
+        files=tuple(TraceFile(name=s.name, bytes=len(s.data)) for s in sources),
+        rows_total=trace.rows_total,
+        rows_start=trace.rows_start,
+        rows_sha256=trace.rows_sha256,
+    )
 
 
 def _spec(
     request: TrainRequest, prepared: Prepared, record: RunRecord, state: LineageState, init: str | None
 ) -> JobSpec:
-    settings, held_out = prepared.settings, prepared.held_out
+    settings = prepared.settings
     return JobSpec(
         version=JOB_VERSION,
         release=__version__,
@@ -182,10 +196,8 @@ def _spec(
         ),
         lora=settings.lora,
         train=_train_settings(settings),
-        trace=_trace_spec(request.sources, record.trace.sha256, record.trace.rows_total, record.trace.rows_start),
-        eval=_trace_spec((request.eval_source,), held_out.sha256, held_out.kept, 0)
-        if request.eval_source and held_out
-        else None,
+        trace=_trace_spec(request.sources, record.trace),
+        eval=_trace_spec((request.eval_source,), record.eval) if request.eval_source and record.eval else None,
         bucket=settings.bucket,
         lineage=settings.lineage,
         parent=record.parent,

@@ -249,6 +249,8 @@ def _ask(request: TrainRequest, prepared: Prepared) -> Ask:
         go_on=request.go_on,
         fresh=request.fresh,
         expect_step=request.expect_step,
+        rows_total=prepared.judged.kept,
+        rows_sha256=prepared.judged.rows_sha256,
     )
 
 

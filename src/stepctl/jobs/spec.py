@@ -20,12 +20,15 @@ class TraceFile(Struct, frozen=True, kw_only=True):
 
 
 class TraceSpec(Struct, frozen=True, kw_only=True):
-    """The examples that come on stdin, in order. ``sha256`` is over the concatenated bytes of the files."""
+    """The examples that come on stdin, in order. ``sha256`` is over the concatenated bytes of the files; of their rows
+    ``rows_total`` train, and ``rows_sha256`` says which.
+    """
 
     sha256: str
     files: tuple[TraceFile, ...]
     rows_total: int
     rows_start: int = 0
+    rows_sha256: str = ""
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):

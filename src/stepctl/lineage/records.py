@@ -79,7 +79,8 @@ class LedgerLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One checkpoint of the ancestry, kept for ever in ``ledger.jsonl`` of each checkpoint (its own line is the last).
 
     A run that committed on its way has several lines; its last one counts. ``changed`` is against the checkpoint that
-    the run started from (nothing at a root); it and ``exact`` are None in ledgers of before they were recorded.
+    the run started from (nothing at a root), ``rows_sha256`` says which rows of the trace train. These two and
+    ``exact`` are None in ledgers of before they were recorded.
     """
 
     checkpoint: str
@@ -95,6 +96,7 @@ class LedgerLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: str
     changed: tuple[Change, ...] | None = None
     exact: bool | None = None
+    rows_sha256: str | None = None
 
 
 class Choice(Struct, frozen=True, kw_only=True):

@@ -22,12 +22,13 @@ class ProcessId(Struct, frozen=True, kw_only=True):
 
 
 class TraceRecord(Struct, frozen=True, kw_only=True):
-    """Where the examples came from: absolute paths (``-`` for stdin) and the digest over their bytes."""
+    """Where the examples came from: absolute paths (``-`` for stdin), a digest of their bytes, and which rows train."""
 
     paths: tuple[str, ...]
     sha256: str
     rows_total: int
     rows_start: int = 0
+    rows_sha256: str = ""
 
 
 class RunRecord(Struct, kw_only=True):

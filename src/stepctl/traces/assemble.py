@@ -72,6 +72,8 @@ def assemble(raw: RawRow, example: Example, masked: Sequence[Masked], max_length
             ),
             one.crosses_seam,
         )
+    if one.bare and one.crosses_seam:
+        raise RowRefused(None, _BARE)
     tokens, lost = cut(one, max_length)
     row = SftRow(file=raw.file, line=raw.line, input_ids=tokens.input_ids, labels=tokens.labels, cut=lost)
     return Assembled(row, one.crosses_seam)
@@ -104,12 +106,12 @@ def _from(start: int, masked: Masked) -> Masked:
 
 def _trained(ids: Sequence[int], labels: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """What bears on the loss: nothing that comes after the last supervised token does."""
-    end = _end(labels)
+    end = end_of(labels)
     return ids[:end], labels[:end]
 
 
-def _end(labels: Sequence[int]) -> int:
-    """Number of tokens up to the last supervised one."""
+def end_of(labels: Sequence[int]) -> int:
+    """Number of tokens up to the last supervised one: what comes after it does not bear on the loss."""
     return len(labels) - next(i for i, label in enumerate(reversed(labels)) if label != IGNORED)
 
 
@@ -117,7 +119,7 @@ def _as_tail(masked: Masked) -> Masked:
     """The prompt, then the completion and nothing else: it is set behind other prompts, and they before others."""
     if masked.bare:
         raise RowRefused(None, _BARE)
-    end = _end(masked.labels)
+    end = end_of(masked.labels)
     if IGNORED in masked.labels[masked.first : end]:
         raise RowRefused(None, "the model's tokens do not keep the completion in one piece")
     return replace(masked, ids=masked.ids[:end], labels=masked.labels[:end])

@@ -26,6 +26,9 @@ __all__ = ["ChatPlacer", "ConversationRefused", "Placed", "Span"]
 _MAKES = 4096
 """Makes of conversations that are remembered: calls have ids, so that there may be one for each row."""
 
+_MAKES_CHARACTERS = 1 << 24
+"""What they may hold in all, about."""
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -65,6 +68,7 @@ class ChatPlacer:
         self._places = Places(tokenizer)
         self._control = control_tokens(tokenizer)
         self._makes: dict[object, _Make] = {}
+        self._held = 0
         self._injects: bool | None = None
 
     def place(self, conversation: Conversation, *, supervise: bool = True) -> Placed:
@@ -120,9 +124,12 @@ class ChatPlacer:
         key = (tuple(map(_make_of, conversation.messages)), conversation.prompt, conversation.tools, supervise)
         made = self._makes.get(key)
         if made is None:
-            if len(self._makes) >= _MAKES:
+            if len(self._makes) >= _MAKES or self._held > _MAKES_CHARACTERS:
                 self._makes.clear()
+                self._held = 0
             made = self._makes[key] = self._probe(conversation, supervise)
+            # The tools are in the key, and in what the template made of them.
+            self._held += 3 * len(conversation.tools) + 200 * len(conversation.messages)
         return made
 
     def _probe(self, conversation: Conversation, supervise: bool) -> _Make:

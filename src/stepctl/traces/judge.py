@@ -6,28 +6,39 @@ the trace unless the caller keeps what trains.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepctl.base.errors import UsageError
 from stepctl.traces import feedback, preference, sft
-from stepctl.traces.assemble import assemble, prepare_all
+from stepctl.traces.assemble import assemble, end_of, prepare_all
 from stepctl.traces.chat import ChatPlacer, ConversationRefused
 from stepctl.traces.mask import Masked, Prepared, RowRefused, encode, mask
-from stepctl.traces.notice import Notices
+from stepctl.traces.notice import Notices, left_out
 from stepctl.traces.read import EMPTY, RawRow, read_rows
 from stepctl.traces.rows import BadRow, FileRead, Judgement, Row, TraceSource, digest
 from stepctl.traces.rules import Rules
-from stepctl.traces.shapes import Example, Shaped
+from stepctl.traces.shapes import Example, Note, Shaped
 from stepctl.traces.tally import Tally
 from stepctl.traces.tokenizer import TextTokenizer
 
-BATCH = 256
-"""Rows tokenized at once: bounds the memory of offsets, which are several times the ids'."""
+BATCH, BATCH_CHARACTERS = 256, 1 << 22
+"""Rows and characters tokenized at once: bound the memory of offsets, which are several times the ids'."""
 
 METHODS = ("sft", "dpo", "kto")
-Waiting = tuple[RawRow, Example, tuple[Prepared, ...]]
+
+
+class Waiting(NamedTuple):
+    """A row of a good shape that has no tokens yet."""
+
+    raw: RawRow
+    example: Example
+    notes: Sequence[Note]
+    prepared: tuple[Prepared, ...]
+
+
 Keep = Callable[[Row], object]
 """Takes each row that trains, in file order."""
 
@@ -96,7 +107,7 @@ class Judging:
 
     def __post_init__(self) -> None:
         self.placer = ChatPlacer(self.tokenizer, parse_special=self.rules.parse_special_tokens)
-        self.tally = Tally()
+        self.tally, self._kept = Tally(), hashlib.sha256()
         self.notices = Notices(self.tokenizer, self.rules.max_length, self.rules.everything, self.most)
 
     def shape(self, row: dict[str, Any]) -> Shaped:
@@ -112,7 +123,7 @@ class Judging:
         """Judge the rows of one file."""
         bad: list[BadRow] = []
         waiting: list[Waiting] = []
-        reading, rows = read_rows(source), 0
+        reading, rows, characters = read_rows(source), 0, 0
         for row in reading:
             rows += isinstance(row, RawRow) or row.line is not None
             if isinstance(row, BadRow):
@@ -123,9 +134,10 @@ class Judging:
                 bad += found
                 continue
             waiting.append(found)
-            if len(waiting) == BATCH:
+            characters += sum(len(text.text) for text in found.prepared)
+            if len(waiting) == BATCH or characters >= BATCH_CHARACTERS:
                 bad += self.tokenize(waiting)
-                waiting = []
+                waiting, characters = [], 0
         bad += self.tokenize(waiting)
         self.total += rows
         self.files.append(FileRead(name=source.name, format=reading.format, rows=rows))
@@ -138,45 +150,48 @@ class Judging:
             self.tally.kinds[shaped.kind] += 1
         if shaped.example is None:
             return shaped.bad(row)
-        self.notices.ignored |= dict.fromkeys(shaped.ignored)
+        self.notices.unused(shaped.ignored)
         try:
             prepared = prepare_all(shaped.example, self.placer, everything=self.rules.everything)
         except (ConversationRefused, RowRefused) as error:
             return [BadRow(file=row.file, line=row.line, field=error.field, reason=error.reason)]
-        self.notices.notes(row, shaped.notes)
-        self.notices.row(row, shaped.example, prepared, self.tally.example(shaped.example))
-        return row, shaped.example, prepared
+        return Waiting(row, shaped.example, shaped.notes, prepared)
 
     def tokenize(self, batch: Sequence[Waiting]) -> Iterator[BadRow]:
         """Make the rows of a batch and hand over those that train; yields what is wrong with the others."""
-        texts = [text for _, _, prepared in batch for text in prepared]
+        texts = [text for row in batch for text in row.prepared]
         encoded = encode(texts, self.tokenizer)
         at = 0
-        for row, example, prepared in batch:
-            own = zip(prepared, encoded[at : at + len(prepared)], strict=True)
-            at += len(prepared)
+        for row in batch:
+            own = zip(row.prepared, encoded[at : at + len(row.prepared)], strict=True)
+            at += len(row.prepared)
             try:
-                self._take(row, example, [mask(text, tokens, self.tokenizer) for text, tokens in own])
+                self._take(row, [mask(text, tokens, self.tokenizer) for text, tokens in own])
             except RowRefused as error:
-                yield BadRow(file=row.file, line=row.line, field=error.field, reason=error.reason)
+                yield BadRow(file=row.raw.file, line=row.raw.line, field=error.field, reason=error.reason)
 
-    def _take(self, raw: RawRow, example: Example, masked: Sequence[Masked]) -> None:
+    def _take(self, waiting: Waiting, masked: Sequence[Masked]) -> None:
         """Count a row, and hand it over when it trains.
 
         Raises:
             RowRefused: it cannot be trained, or is too long as the rules have it.
         """
-        length, rules = self.tally.length(masked), self.rules
-        if length > rules.max_length and rules.on_long == "refuse":
-            reason = f'it has {length} tokens, more than max_length ({rules.max_length}), and on_long is "refuse"'
+        (raw, example, notes, prepared), rules = waiting, self.rules
+        length = self.tally.length(masked)
+        needed = max(end_of(text.labels) for text in masked)
+        if needed > rules.max_length and rules.on_long == "refuse":
+            reason = f'it has {needed} tokens, more than max_length ({rules.max_length}), and on_long is "refuse"'
             raise RowRefused(None, reason)
-        if length > rules.max_length and rules.on_long == "drop":
+        if needed > rules.max_length and rules.on_long == "drop":
             self.dropped += 1
-            self.notices.dropped(raw, length)
+            self.notices.dropped(raw, needed)
             return
         row, crosses_seam = assemble(raw, example, masked, rules.max_length)
         self.tally.row(row)
+        self._kept.update(f"{len(self.files)}:{raw.line}\n".encode())
         self.keep(row)
+        self.notices.notes(raw, notes)
+        self.notices.row(raw, example, prepared, self.tally.example(example))
         if crosses_seam:
             self.notices.seam(row)
         if row.cut:
@@ -188,16 +203,21 @@ class Judging:
         if not (tally.kept or self.bad):
             reason = "no row is left: all are longer than max_length" if self.dropped else EMPTY
             self.bad.append(BadRow(file=self.files[-1].name if self.files else "", line=None, reason=reason))
+        skipped = len(bad_rows) if self.rules.skip_bad_rows else 0
+        warnings = list(self.notices.warnings(tally, self.rules.method, len(self.files) > 1))
+        if skipped:
+            warnings.insert(0, left_out([bad for bad in self.bad if bad.line is not None], skipped))
         return Judgement(
             rows=rows,
             kept=tally.kept,
             total=self.total,
             bad=self.bad,
-            skipped=len(bad_rows) if self.rules.skip_bad_rows else 0,
+            skipped=skipped,
             dropped=self.dropped,
-            warnings=list(self.notices.warnings(tally, self.rules.method, len(self.files) > 1)),
+            warnings=warnings,
             single=list(self.notices.single(tally)),
             sha256=sha256,
+            rows_sha256=self._kept.hexdigest(),
             tokens=tally.tokens,
             supervised_tokens=tally.supervised,
             truncated=tally.truncated,

@@ -257,8 +257,8 @@ class _Message:
     def _weight(self, role: str) -> bool:
         """Whether the turn may be learned."""
         for key in _SWITCHES:
-            if role == "assistant" and self.value.get(key) is False:
-                self._flaw(key, "is false, and is not read: write `weight`: 0 for a turn that shall not be learned")
+            if role == "assistant" and self.value.get(key) not in (None, True):
+                self._flaw(key, "is not true, and is not read: write `weight`: 0 for a turn that shall not be learned")
         weight = self.value.get("weight")
         if weight is None:
             return True

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from stepctl.traces.mask import Prepared
 from stepctl.traces.preference import scores_are_reversed
 from stepctl.traces.read import RawRow, printable
-from stepctl.traces.rows import Row, RowWarning
+from stepctl.traces.rows import BadRow, Row, RowWarning
 from stepctl.traces.shapes import Example, Note, Pair
 from stepctl.traces.tally import AGAINST, SAME, Tally
 from stepctl.traces.tokenizer import TextTokenizer
+
+_NAMES, _NAME = 1000, 200
+"""Names of unused columns that are known, and characters of each: rows may have any."""
 
 SHOWN = 10
 """Lines and columns that a summary names."""
@@ -59,6 +62,12 @@ class Notices:
             self._tell("contradiction", raw, f"{what} to the same prompt, with the opposite label")
         if isinstance(example, Pair) and scores_are_reversed(raw.value):
             self._tell("reversed_scores", raw, "score_chosen is below score_rejected: `chosen` is the better one still")
+
+    def unused(self, names: Sequence[str]) -> None:
+        """Notice columns and keys that are not used."""
+        for name in names:
+            if name not in self.ignored and len(self.ignored) < _NAMES:
+                self.ignored[name[:_NAME]] = None
 
     def notes(self, raw: RawRow, notes: Sequence[Note]) -> None:
         """Notice what a row's shape noted."""
@@ -158,6 +167,17 @@ class Notices:
                 f"{rows}, {where}, are left out: they are longer than max_length ({self.max_length})"
             ),
         }
+
+
+def left_out(bad: Sequence[BadRow], rows: int) -> RowWarning:
+    """That bad rows were left out as asked, and why the first ones were."""
+    first = {(each.file, each.line): each for each in reversed(bad)}
+    told = [
+        f"{row.file}, line {row.line}: {f'{row.field}: ' if row.field else ''}{row.reason}"
+        for row in list(reversed(first.values()))[:SHOWN]
+    ]
+    more = f"; and {rows - SHOWN} more" if rows > SHOWN else ""
+    return RowWarning(code="skipped_rows", message=f"{_count(rows)} left out as bad: {'; '.join(told)}{more}")
 
 
 def _one_label(missing: str) -> RowWarning:

@@ -66,6 +66,8 @@ def show_row(source: TraceSource, line: int, rules: Rules, tokenizer: TextTokeni
             return [raw] if isinstance(raw, BadRow) else "the row has no line"
         if raw.line == line:
             return [raw] if isinstance(raw, BadRow) else _show(raw, number, reading.format, rules, tokenizer)
+        if isinstance(raw, BadRow) and raw.rest_unread:
+            return [raw]
         if raw.line > line:
             return f"{source.name} has no row at line {line}; the next one is at line {raw.line}"
         near = raw.line
@@ -86,9 +88,10 @@ def _show(raw: RawRow, number: int, form: str, rules: Rules, tokenizer: TextToke
     warnings = [*notices.warnings(tally, rules.method, False), *notices.single(tally)]
     warnings = [each for each in warnings if each.line is not None]
     if not rows:
-        return f"the row at line {raw.line} is left out: {warnings[0].message}"
+        why = next(each.message for each in warnings if each.code == "dropped_long")
+        return f"the row at line {raw.line} is {why}"
     (row,) = rows
-    (first, *_), example = found[2], found[1]
+    example, (first, *_) = found.example, found.prepared
     return Shown(
         file=raw.file,
         format=form,

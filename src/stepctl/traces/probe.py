@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from stepctl.traces.shapes import Message
@@ -34,10 +34,14 @@ def blank(text: str) -> bool:
 
 def mark_not_in(text: str) -> str:
     """The beginning of marks that ``text`` does not have."""
-    mark = MARK
-    while mark in text:
-        mark += "z"
-    return mark
+    return longer_than(MARK, (text,))
+
+
+def longer_than(word: str, texts: Iterable[str]) -> str:
+    """``word`` with as many z behind it as no text has."""
+    behind = re.compile(re.escape(word) + "(z*)")
+    found = [len(match.group(1)) for text in texts for match in behind.finditer(text)]
+    return word + "z" * (max(found) + 1) if found else word
 
 
 def _mark(base: str, number: int, kind: str, call: int = 0) -> str:

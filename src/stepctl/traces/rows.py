@@ -219,9 +219,9 @@ class Judgement(Struct, frozen=True, kw_only=True):
         dropped: rows left out since they are longer than ``max_length``, as asked.
         warnings: what a person should know; one without a line concerns many rows.
         single: the single rows behind warnings that sum many up. Both are bounded for each code.
-        sha256: over the concatenated bytes of the sources.
+        sha256: over the concatenated bytes of the sources; ``rows_sha256`` over the places of the rows that train.
         tokens, supervised_tokens: of rows that train, after the cut.
-        truncated: rows that the cut made shorter; ``lost_tokens`` are the supervised ones that it took.
+        truncated: rows that lost supervised tokens to the cut; ``lost_tokens`` are these.
         duplicates: rows that repeat an earlier one; ``same_prompt`` those that answer an earlier prompt otherwise.
         counts: rows of each label (``desirable``, ``undesirable``) for KTO.
         kinds: rows of each shape.
@@ -239,6 +239,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
     warnings: list[RowWarning]
     single: list[RowWarning]
     sha256: str
+    rows_sha256: str
     tokens: int
     supervised_tokens: int
     truncated: int

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from stepctl.traces.probe import longer_than
 from stepctl.traces.shapes import Conversation, Message
 from stepctl.traces.tokenizer import TextTokenizer, alternatives
 
@@ -52,9 +53,7 @@ class Spelled:
             return None
         texts: list[str] = []
         _map(conversation, lambda text: texts.append(text) or text)  # type: ignore[func-returns-value]
-        base = _WORD
-        while any(base in text for text in texts):
-            base += "z"
+        base = longer_than(_WORD, texts)
         found = dict.fromkeys(token for text in texts for token in control.findall(text))
         words = {token: f"{base}{number:04d}y" for number, token in enumerate(found)}
         hidden = _map(conversation, lambda text: control.sub(lambda match: words[match.group()], text))

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from stepctl.base.errors import UsageError
+from stepctl.base.text import visible
 from stepctl.traces.sandbox import environment, literals, without_values
 
 Message = Mapping[str, Any]
@@ -110,8 +111,9 @@ class ChatTemplate:
     def _said(self, message: str) -> str | None:
         """What a template's refusal says, without the texts of the conversation that it may be made of."""
         if message in self._literals:
-            return message
-        return next((said for pieces in self._raised if (said := without_values(message, pieces))), None)
+            return visible(message)
+        found = next((said for pieces in self._raised if (said := without_values(message, pieces))), None)
+        return None if found is None else visible(found)
 
     def writes_the_time(self, messages: Sequence[Message], tools: str = "") -> bool:
         """Whether the rendering of a conversation depends on the day or hour it is made."""

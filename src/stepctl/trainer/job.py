@@ -138,7 +138,7 @@ class Job:
             return []
         sources = [Source(name=f.name, data=d) for f, d in zip(trace.files, data, strict=True)]
         judged = judge(sources, Rules.of(self.spec.identity.method, self.spec.train), tokenizer)
-        if judged.refusals or judged.sha256 != trace.sha256 or judged.kept != trace.rows_total:
+        if judged.refusals or judged.sha256 != trace.sha256 or judged.rows_sha256 != trace.rows_sha256:
             raise StepctlError(
                 "the examples that arrived are not those that were judged",
                 next="use the same release of stepctl on both machines",
@@ -318,6 +318,7 @@ class Job:
             created_at=now,
             changed=changes(self.extends, settings, versions),
             exact=result.exact,
+            rows_sha256=spec.trace.rows_sha256 or None,
         )
         self.engine.save(folder)
         write_atomic(folder / "ledger.jsonl", ledger_for(self.ledger, line))

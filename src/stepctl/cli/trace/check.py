@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepctl.base.errors import Exit
+from stepctl.base.text import visible
 from stepctl.cli.options import Bucket, Json, Lineage, Model
 from stepctl.cli.output import Output
 from stepctl.cli.trace.options import MaxLength, Method, OnLong, Revision, SkipBadRows, open_judge
@@ -105,7 +106,7 @@ def _lines(checked: Checked) -> Iterator[str]:
 
     judged, settings = checked.judged, checked.settings
     for each in judged.files:
-        yield f"{each.name}: {each.format}, {_rows(each.rows)}"
+        yield f"{visible(each.name)}: {each.format}, {_rows(each.rows)}"
     if kinds := ", ".join(f"{count:,} {kind}" for kind, count in judged.kinds.items()):
         yield f"shapes: {kinds}; method {settings.method}"
     if judged.bad:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepctl.base.text import visible
 from stepctl.cli.options import Bucket, Json, Lineage, Model
 from stepctl.cli.output import Output
 from stepctl.cli.trace.options import MaxLength, Method, Revision, open_judge
@@ -76,7 +77,7 @@ def _text(text: ShownText) -> dict[str, Any]:
 def _lines(shown: Shown) -> Iterator[str]:
     colour = sys.stdout.isatty()
     how = "in green" if colour else "between ⟦ and ⟧"
-    yield f"row {shown.row}, line {shown.line} of {shown.file} ({shown.format}): {shown.kind}"
+    yield f"row {shown.row}, line {shown.line} of {visible(shown.file)} ({shown.format}): {shown.kind}"
     if shown.template is not None:
         yield f"template: {shown.template}"
     if shown.desirable is not None:
@@ -92,13 +93,6 @@ def _lines(shown: Shown) -> Iterator[str]:
 
 
 def _marked(text: str, supervised: bool, colour: bool) -> str:
-    """Controls of the terminal come out as their symbols: a row must not act on it."""
-    plain = "".join(each if each.isprintable() or each == "\n" else _symbol(each) for each in text)
     if not supervised:
-        return plain
-    return f"\x1b[32m{plain}\x1b[0m" if colour else f"⟦{plain}⟧"
-
-
-def _symbol(character: str) -> str:
-    code = ord(character)
-    return "\t" if character == "\t" else chr(0x2400 + code) if code < 32 else f"\\u{code:04x}"
+        return visible(text)
+    return f"\x1b[32m{visible(text)}\x1b[0m" if colour else f"⟦{visible(text)}⟧"
