@@ -24,6 +24,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("each", SIGNALS)
 def test_the_first_ends_the_call_and_more_are_counted(each: signal.Signals) -> None:
+    signal.signal(each, signal.SIG_DFL)  # also where the tests run under nohup
     interrupts = Interrupts()
     catch_interrupts(interrupts)
     with pytest.raises(KeyboardInterrupt):
