@@ -146,6 +146,9 @@ def test_unknown_settings_are_usage_errors(chatml: TextTokenizer, change: dict[s
 
 def consistent(result: Judgement, max_length: int) -> None:
     kept = {(row.file, row.line) for row in result.rows}
+    # Steps are counted from these: never one for a row that does not train.
+    assert result.kept == len(result.rows)
+    assert result.total == result.kept + result.dropped + len({(b.file, b.line) for b in result.bad if b.line})
     assert len(kept) == len(result.rows)
     assert not kept & {(bad.file, bad.line) for bad in result.bad}
     for row in result.rows:
