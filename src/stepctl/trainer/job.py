@@ -138,7 +138,9 @@ class Job:
             return []
         sources = [Source(name=f.name, data=d) for f, d in zip(trace.files, data, strict=True)]
         judged = judge(sources, Rules.of(self.spec.identity.method, self.spec.train), tokenizer)
-        if judged.refusals or judged.sha256 != trace.sha256 or judged.rows_sha256 != trace.rows_sha256:
+        same = judged.sha256 == trace.sha256 and judged.kept == trace.rows_total
+        # A client of an earlier release does not say which rows.
+        if judged.refusals or not same or trace.rows_sha256 not in ("", judged.rows_sha256):
             raise StepctlError(
                 "the examples that arrived are not those that were judged",
                 next="use the same release of stepctl on both machines",
