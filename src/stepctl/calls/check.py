@@ -10,7 +10,7 @@ import msgspec
 
 from stepctl.base.errors import StepctlError, TraceRefused, UsageError
 from stepctl.calls.origin import find_origin
-from stepctl.calls.prepare import bad_lines, inherit, read_state, shape_of
+from stepctl.calls.prepare import bad_lines, inherit_from, read_state
 from stepctl.calls.request import STDIN, read_name, read_source, require_once
 from stepctl.calls.start import method_warnings, steps_of
 from stepctl.calls.world import World
@@ -134,8 +134,7 @@ def _effective(world: World) -> Settings:
     origin = None
     if loaded.settings.init_from is not None:
         origin = find_origin(loaded.settings.init_from, world.bucket(new=True), loaded.project)
-    lora = shape_of(head.identity) if head else origin.lora if origin else {}
-    return inherit(loaded, head.identity if head else None, origin, lora, head.settings if head else {})
+    return inherit_from(loaded, head, origin)
 
 
 def _tokenizer(loaded: Loaded, settings: Settings) -> TextTokenizer:

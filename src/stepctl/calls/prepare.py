@@ -129,8 +129,13 @@ def _inherited(loaded: Loaded, settings: Settings) -> list[str]:
     return [f"{name} {has} is the lineage's (the default is {says})" for name, has, says in pairs if has != says]
 
 
-def shape_of(identity: Identity) -> dict[str, Any]:
-    """The LoRA shape of an identity, as settings name it."""
+def inherit_from(loaded: Loaded, head: Manifest | None, origin: Origin | None) -> Settings:
+    """:func:`inherit` from a lineage's head, or for an empty one from its origin."""
+    lora = _shape(head.identity) if head else origin.lora if origin else {}
+    return inherit(loaded, head.identity if head else None, origin, lora, head.settings if head else {})
+
+
+def _shape(identity: Identity) -> dict[str, Any]:
     return {name: getattr(identity, name) for name in ("r", "alpha", "dropout", "target_modules")}
 
 
@@ -173,8 +178,7 @@ def prepare(world: World, request: TrainRequest) -> Prepared:
     origin = None
     if loaded.settings.init_from is not None:
         origin = find_origin(loaded.settings.init_from, bucket, loaded.project)
-    lora = shape_of(head.identity) if head else origin.lora if origin else {}
-    settings = inherit(loaded, head.identity if head else None, origin, lora, head.settings if head else {})
+    settings = inherit_from(loaded, head, origin)
     model = resolve_model(settings.model, settings.revision, loaded.hf_token)
     if origin is not None and head is None:
         require_fits(origin, settings.lora, model)

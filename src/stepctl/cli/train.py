@@ -12,7 +12,18 @@ import typer
 from stepctl.base.errors import Exit, StepctlError, UsageError
 from stepctl.cli import attach, cancel, stop
 from stepctl.cli.default_verb import DEFAULT, DefaultVerbGroup
-from stepctl.cli.options import Bucket, Json, Lineage, Model
+from stepctl.cli.options import (
+    Bucket,
+    GradAccum,
+    Json,
+    Lineage,
+    MaxLength,
+    Method,
+    Model,
+    OnLong,
+    Revision,
+    SkipBadRows,
+)
 from stepctl.cli.output import Output
 
 app = typer.Typer(
@@ -40,9 +51,9 @@ class Cancelled(StepctlError):
 def train(
     traces: Annotated[list[str], typer.Argument(help="Files of examples, - for stdin.", metavar="TRACE...")],
     target: Annotated[str | None, typer.Option(help="Where to train: local, or one of [targets].")] = None,
-    method: Annotated[str | None, typer.Option(help="Training method: sft, dpo or kto.")] = None,
+    method: Method = None,
     model: Model = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
+    revision: Revision = None,
     bucket: Bucket = None,
     lineage: Lineage = None,
     init_from: Annotated[
@@ -55,14 +66,10 @@ def train(
     held_out: Annotated[
         str | None, typer.Option("--eval", help="Held-out examples: their loss before and after.", metavar="FILE")
     ] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of an example that are kept.")] = None,
-    on_long: Annotated[
-        str | None, typer.Option(help="Longer examples: truncate, refuse or drop.", metavar="WHAT")
-    ] = None,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave bad rows out instead of refusing the trace.")
-    ] = False,
-    grad_accum: Annotated[int | None, typer.Option(help="Examples in one optimizer step (G).")] = None,
+    max_length: MaxLength = None,
+    on_long: OnLong = None,
+    skip_bad_rows: SkipBadRows = False,
+    grad_accum: GradAccum = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the adapter's start and of dropout.")] = None,
     gpu_ids: Annotated[str | None, typer.Option(help="GPUs that may be used.", metavar="N,N,...")] = None,

@@ -66,7 +66,7 @@ class Notices:
     def unused(self, names: Sequence[str]) -> None:
         """Notice columns and keys that are not used."""
         for name in names:
-            if name not in self.ignored and len(self.ignored) < _NAMES:
+            if len(self.ignored) < _NAMES:
                 self.ignored[name[:_NAME]] = None
 
     def notes(self, raw: RawRow, notes: Sequence[Note]) -> None:

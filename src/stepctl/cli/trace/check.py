@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +9,20 @@ import typer
 
 from stepctl.base.errors import Exit
 from stepctl.base.text import visible
-from stepctl.cli.options import Bucket, Json, Lineage, Model
+from stepctl.cli.options import (
+    Bucket,
+    GradAccum,
+    Json,
+    Lineage,
+    MaxLength,
+    Method,
+    Model,
+    OnLong,
+    Revision,
+    SkipBadRows,
+)
 from stepctl.cli.output import Output
-from stepctl.cli.trace.options import MaxLength, Method, OnLong, Revision, SkipBadRows, open_judge
+from stepctl.cli.trace.opening import open_judge, sources
 
 if TYPE_CHECKING:
     from stepctl.calls.check import Checked
@@ -29,15 +39,13 @@ def check(
     bucket: Bucket = None,
     lineage: Lineage = None,
     max_length: MaxLength = None,
-    grad_accum: Annotated[int | None, typer.Option(help="Examples in one optimizer step (G).")] = None,
+    grad_accum: GradAccum = None,
     on_long: OnLong = None,
     skip_bad_rows: SkipBadRows = False,
     json: Json = False,
 ) -> int:
     """Judge every row of TRACE as train would: what is bad and why, tokens, lengths, steps. Exit 3: it is refused."""
     from stepctl.calls.check import check as call
-    from stepctl.calls.check import open_sources
-    from stepctl.traces.rows import Source
 
     output = Output(json)
     world = open_judge(
@@ -54,8 +62,7 @@ def check(
             "train.skip_bad_rows": skip_bad_rows or None,
         },
     )
-    stdin = Source(name="-", data=sys.stdin.buffer.read()) if "-" in traces else None
-    checked = call(world, open_sources(traces, stdin))
+    checked = call(world, sources(traces))
     document = _document(checked)
     if not json:
         for each in checked.warnings:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepctl.base.text import visible
-from stepctl.cli.options import Bucket, Json, Lineage, Model
+from stepctl.cli.options import Bucket, Json, Lineage, MaxLength, Method, Model, Revision
 from stepctl.cli.output import Output
-from stepctl.cli.trace.options import MaxLength, Method, Revision, open_judge
+from stepctl.cli.trace.opening import open_judge, sources
 
 if TYPE_CHECKING:
     from stepctl.traces.one import Shown, ShownText
@@ -29,9 +29,7 @@ def show(
     json: Json = False,
 ) -> int:
     """Show a row as the model will see it: control tokens too, what is supervised in colour or in brackets."""
-    from stepctl.calls.check import open_sources
     from stepctl.calls.check import show as call
-    from stepctl.traces.rows import Source
 
     output = Output(json)
     world = open_judge(
@@ -45,8 +43,7 @@ def show(
             "train.max_length": max_length,
         },
     )
-    stdin = Source(name="-", data=sys.stdin.buffer.read()) if trace == "-" else None
-    (source,) = open_sources([trace], stdin)
+    (source,) = sources([trace])
     shown = call(world, source, row)
     output.result(_document(shown), _lines(shown))
     return 0
