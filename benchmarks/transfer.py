@@ -1,11 +1,12 @@
 """Time files to a machine and back, against `scp -r` and `tar | ssh tar` in the same run.
 
-Usage: python benchmarks/transfer.py [--megabytes 200] [--files 2000] [--rounds 5] [--out FILE]
+Usage: python benchmarks/transfer.py [--megabytes 200] [--files 2000] [--rounds 9] [--out FILE]
 
 The machine is a real sshd on this one, so that the ratio says what is added to SSH itself; the seconds say nothing of a
 real network. Each side connects anew, which counts; what the others do not do counts too: stepctl compares digests and
-makes what arrived durable. Starting Python here does not count, starting it there does. Fails (exit 1) when a transfer
-takes more than 1.1 times as long as either of the others.
+makes what arrived durable. Starting Python here does not count, starting it there does. The three are timed in a new
+random order each round, since each leaves the disk another state; a ratio is the median of the rounds' ratios, since a
+shared machine's speed drifts. Fails (exit 1) when a transfer takes more than 1.1 times as long as either of the others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shlex
 import shutil
 import statistics
@@ -106,12 +108,12 @@ def same(source: Path, target: Path) -> bool:
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rig = Rig(folder, args)
     times: dict[tuple[str, str, str], list[float]] = {}
+    order = random.Random(0)
     try:
         for number in range(args.rounds + 1):
             for what, source in rig.sources.items():
                 for way in ("up", "down"):
-                    for turn in range(len(SIDES)):
-                        side = SIDES[(turn + number) % len(SIDES)]
+                    for side in order.sample(SIDES, len(SIDES)):
                         target = folder / "arrived"
                         os.sync()
                         took = timed(lambda: getattr(rig, side)(way, source, target))  # noqa: B023 - called at once
@@ -126,8 +128,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ratio: dict[str, Any] = {}
     for (what, way, side), runs in times.items():
         sec.setdefault(what, {}).setdefault(way, {})[side] = statistics.median(runs)
-    for what, ways in sec.items():
-        ratio[what] = {way: {side: found["stepctl"] / found[side] for side in SIDES[1:]} for way, found in ways.items()}
+        if side != "stepctl":
+            pairs = zip(times[what, way, "stepctl"], runs, strict=True)
+            ratio.setdefault(what, {}).setdefault(way, {})[side] = statistics.median(a / b for a, b in pairs)
     return {"rounds": args.rounds, "sec": sec, "ratio": ratio}
 
 
@@ -145,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--files", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stepctl-bench-") as folder:

@@ -29,10 +29,10 @@ class Bytes:
     def __init__(self, data: bytes, piece: int = 1 << 20) -> None:
         self.data, self.piece = data, piece
 
-    def recv(self, size: int) -> bytes:
-        size = min(size, self.piece)
-        part, self.data = self.data[:size], self.data[size:]
-        return part
+    def recv_into(self, room: memoryview) -> int:
+        part, self.data = self.data[: min(len(room), self.piece)], self.data[min(len(room), self.piece) :]
+        room[: len(part)] = part
+        return len(part)
 
 
 def packed(root: Path) -> bytes:

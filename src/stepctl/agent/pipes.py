@@ -35,9 +35,21 @@ class Input:
         if self._rest:
             data, self._rest = self._rest[:size], self._rest[size:]
             return data
+        self._wait()
+        return os.read(self._fd, min(size, _BLOCK))
+
+    def recv_into(self, room: memoryview) -> int:
+        """As :meth:`recv`, into ``room``; returns how many bytes."""
+        if self._rest:
+            data = self.recv(len(room))
+            room[: len(data)] = data
+            return len(data)
+        self._wait()
+        return os.readv(self._fd, [room])
+
+    def _wait(self) -> None:
         if self.idle_sec is not None and not select.select([self._fd], [], [], self.idle_sec)[0]:
             raise Silence
-        return os.read(self._fd, min(size, _BLOCK))
 
     def line(self) -> bytes:
         """A whole line with its end; what came before the end of the stream otherwise."""

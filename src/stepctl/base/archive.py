@@ -24,6 +24,9 @@ from stepctl.base.files import BLOCK, TEMPORARY, fsync_dir
 _LINE = 1 << 16
 _FEW = 32
 _LONG = 1 << 16
+_BLOCK = 16 * (32768 - 64)
+"""Small enough to stay in a processor's cache while it is copied, hashed and sent; it fills packets of SSH."""
+_BUFFER = 2 * _BLOCK
 _WRITEBACK = 1 << 24
 _START_WRITING = 2
 
@@ -51,7 +54,7 @@ class _Digest:
         self._busy = False
 
     def update(self, data: bytes | memoryview) -> None:
-        self._settle()
+        self.settle()
         if len(data) < _LONG:
             self._sha256.update(data)
             return
@@ -62,14 +65,15 @@ class _Digest:
         self._given.put(data)
 
     def hexdigest(self) -> str:
-        self._settle()
+        self.settle()
         return self._sha256.hexdigest()
 
     def close(self) -> None:
         """Nothing more comes."""
         self._given.put(None)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Wait until what was given may change."""
         if self._busy:
             self._taken.get()
             self._busy = False
@@ -83,8 +87,8 @@ class _Digest:
 class Source(Protocol):
     """Where a stream is read from."""
 
-    def recv(self, size: int, /) -> bytes:
-        """Some bytes, at most ``size``; empty at the end."""
+    def recv_into(self, room: memoryview, /) -> int:
+        """Fill some of ``room``, from its start; returns how many bytes, 0 at the end."""
 
 
 class File(NamedTuple):
@@ -158,7 +162,7 @@ def pack(files: Sequence[File], write: Write, report: Report = lambda *_: None) 
 def _pack(files: Sequence[File], write: Write, report: Report, digest: _Digest) -> str:
     total, done = sum(file.size for file in files), 0
     # Two blocks in turn: one may still be hashed while the other is filled.
-    block, other = memoryview(bytearray(BLOCK)), memoryview(bytearray(BLOCK))
+    block, other = memoryview(bytearray(_BLOCK)), memoryview(bytearray(_BLOCK))
     head = _line({"bytes": total, "files": len(files)})
     block[: len(head)] = head
     filled = len(head)
@@ -172,14 +176,14 @@ def _pack(files: Sequence[File], write: Write, report: Report, digest: _Digest) 
 
     for file in files:
         head = _line({"path": file.name, "size": file.size})
-        if filled + len(head) > BLOCK:
+        if filled + len(head) > _BLOCK:
             flush()
         block[filled : filled + len(head)] = head
         filled += len(head)
         left = file.size
         with file.path.open("rb", buffering=0) as stream:
             while left:
-                if filled == BLOCK:
+                if filled == _BLOCK:
                     flush()
                 count = stream.readinto(block[filled : filled + left])
                 if not count:
@@ -199,26 +203,32 @@ class _Reader:
     """Lines and bytes of a stream, hashed as they are taken."""
 
     def __init__(self, source: Source, digest: _Digest) -> None:
-        self._source, self._buffer, self._at = source, b"", 0
-        self.digest = digest
+        self._source, self.digest = source, digest
+        # Two in turn: one may still be hashed while the other is filled.
+        self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
+        self._lent: bytearray | None = None
+        self._at = self._end = 0
 
     def _more(self, wanted: int = 1) -> None:
-        """Read until at least ``wanted`` bytes are here."""
-        pieces = [self._buffer[self._at :]]
-        there = len(pieces[0])
-        while there < wanted or len(pieces) == 1:
-            pieces.append(self._source.recv(2 * BLOCK))
-            if not pieces[-1]:
+        """Read until at least ``wanted`` bytes are here, and more than before."""
+        if self._lent is self._other:
+            self.digest.settle()
+        left = self._end - self._at
+        self._other[:left] = memoryview(self._buffer)[self._at : self._end]
+        self._buffer, self._other = self._other, self._buffer
+        self._at, self._end = 0, left
+        while self._end < wanted or self._end == left:
+            count = self._source.recv_into(memoryview(self._buffer)[self._end :])
+            if not count:
                 raise ArchiveError("the transfer was cut")
-            there += len(pieces[-1])
-        self._buffer, self._at = b"".join(pieces), 0
+            self._end += count
 
     def line(self) -> dict[str, Any]:
-        while (end := self._buffer.find(b"\n", self._at)) < 0:
-            if len(self._buffer) - self._at > _LINE:
+        while (end := self._buffer.find(b"\n", self._at, self._end)) < 0:
+            if self._end - self._at > _LINE:
                 raise ArchiveError("the transfer holds something else than files")
             self._more()
-        raw = self._buffer[self._at : end + 1]
+        raw = bytes(self._buffer[self._at : end + 1])
         self._at = end + 1
         try:
             value = json.loads(raw)
@@ -231,11 +241,12 @@ class _Reader:
         return value
 
     def take(self, limit: int) -> memoryview:
-        """The next bytes: ``limit`` of them, or a large part."""
-        if len(self._buffer) - self._at < min(limit, BLOCK):
-            self._more(min(limit, BLOCK))
-        part = memoryview(self._buffer)[self._at : self._at + limit]
+        """The next bytes: ``limit`` of them, or a large part. They stay as they are until the next call."""
+        if self._end - self._at < min(limit, _BLOCK):
+            self._more(min(limit, _BLOCK))
+        part = memoryview(self._buffer)[self._at : min(self._at + limit, self._end)]
         self._at += len(part)
+        self._lent = self._buffer
         self.digest.update(part)
         return part
 

@@ -18,6 +18,8 @@ _SLICE = 0.25
 _WINDOW = 1 << 21
 _SURE = 0.5
 _WORDS = 1 << 16
+_MUCH = 1 << 18
+_GATHER = 0.002
 _PIECE = 8 * (32768 - 64)
 """What must get through within the limit of an answer; it fills the packets that OpenSSH takes."""
 
@@ -58,6 +60,15 @@ class Stream:
             if self._clock() >= deadline:
                 self._connection.close()
                 raise self._connection.lost()
+
+    def recv_into(self, room: memoryview) -> int:
+        """As :meth:`recv`, into ``room``; returns how many bytes. For long streams: it may come a moment later."""
+        data = self.recv(len(room))
+        room[: len(data)] = data
+        if len(data) < _MUCH:
+            # To wake for every packet takes the interpreter from the thread that decrypts: let some gather.
+            time.sleep(_GATHER)
+        return len(data)
 
     def _some(self, wait: float, size: int) -> bytes | None:
         """What is there within ``wait`` seconds; None when nothing came, empty at the end."""

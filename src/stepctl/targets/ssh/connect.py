@@ -27,6 +27,7 @@ logging.getLogger("paramiko").propagate = False
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 _JUMPS = 5
 _WATCH = 0.2
+_QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,20 @@ class Limits:
     setup: float = 120.0
     keepalive: int = 5
     user_timeout: float = 20.0
+
+
+class _Prompt(socket.socket):
+    """Acknowledges at once what comes, at first: sshd says something after the login, and holds back its next words
+    (Nagle) until that is acknowledged, which the system puts off for 40 ms."""
+
+    prompt = True
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        data = super().recv(size, flags)
+        if self.prompt and _QUICKACK is not None:
+            with contextlib.suppress(OSError):
+                self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        return data
 
 
 class Connection:
@@ -131,7 +146,10 @@ class Connection:
             LinkLost: the connection is gone.
         """
         with self.within(self.limits.channel):
-            return self.transport.open_session(timeout=self.limits.channel)
+            channel = self.transport.open_session(timeout=self.limits.channel)
+        if isinstance(self.transport.sock, _Prompt):
+            self.transport.sock.prompt = False
+        return channel
 
 
 def connect(endpoint: Endpoint, limits: Limits = Limits()) -> Connection:
@@ -188,7 +206,7 @@ def _direct(route: Route, limits: Limits) -> socket.socket:
         raise errors.unknown_name(route.host) from error
     last: OSError = OSError("no address")
     for kind, _, _, _, address in found:
-        sock = socket.socket(kind, socket.SOCK_STREAM)
+        sock = _Prompt(kind, socket.SOCK_STREAM)
         sock.settimeout(limits.connect)
         try:
             sock.connect(address)
