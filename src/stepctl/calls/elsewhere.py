@@ -44,7 +44,7 @@ def wait_elsewhere(world: World, request: TrainRequest, prepared: Prepared) -> N
     until = math.inf if request.timeout is None else world.now() + request.timeout
     api = open_api(options)
     try:
-        pace = Pace(options.poll_seconds, sleep=world.wait)
+        pace = Pace(options.poll_seconds, sleep=world.wait, now=world.now)
         # A bucket that other machines have too, and a list that may lag: one look would train twice.
         misses = 0 if is_hub(settings.bucket) else MISSES - 1
         wait = _Wait(world, api, pace, mark_of(settings, request.key), misses=misses)

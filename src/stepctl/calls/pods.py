@@ -51,7 +51,7 @@ def account(world: World, target: str | None, about: str | None = None) -> Itera
     name, options = (target is None and _recorded(world, about)) or _chosen(world, target)
     api = open_api(options)
     try:
-        yield Account(name, options, api, Pace(options.poll_seconds, sleep=world.wait))
+        yield Account(name, options, api, Pace(options.poll_seconds, sleep=world.wait, now=world.now))
     finally:
         api.close()
 
@@ -303,6 +303,9 @@ def log_lines(world: World, account: Account, word: str, tail: int) -> list[str]
 def ssh_command(world: World, run: str) -> list[str]:
     """The words of an ssh command that opens a shell on a run's pod, with its key and its pinned host key.
 
+    Nothing of ~/.ssh/config counts, as when stepctl itself logs in: a proxy or a shared connection of the user's own
+    would lead elsewhere.
+
     Raises:
         UsageError: the run has no living pod, or its key is not here.
     """
@@ -317,5 +320,5 @@ def ssh_command(world: World, run: str) -> list[str]:
         "IdentitiesOnly=yes",
         "GlobalKnownHostsFile=/dev/null",
     )
-    words = ["ssh", "-i", str(file.client_key), "-p", str(attempt.ssh_port)]
+    words = ["ssh", "-F", "none", "-i", str(file.client_key), "-p", str(attempt.ssh_port)]
     return [*words, *(part for option in options for part in ("-o", option)), f"root@{attempt.ssh_host}"]
