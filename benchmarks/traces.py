@@ -42,7 +42,7 @@ def judged(path: Path, model: Path) -> dict[str, float]:
     code = (
         "import sys, time, json, resource; from pathlib import Path\n"
         "from stepctl.traces.judge import survey; from stepctl.traces.rules import Rules\n"
-        "from stepctl.traces.rows import FileSource; from stepctl.traces.tokenizer import load_tokenizer\n"
+        "from stepctl.traces.rows import FileSource; from stepctl.traces.render.tokenizer import load_tokenizer\n"
         "tokenizer = load_tokenizer(Path(sys.argv[2])); began, cpu = time.perf_counter(), time.process_time()\n"
         "found = survey([FileSource(name='t', path=Path(sys.argv[1]))], Rules(), tokenizer)\n"
         "assert not found.bad, found.bad[:3]\n"

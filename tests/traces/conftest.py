@@ -12,9 +12,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from stepctl.traces.judge import judge
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import Judgement, KtoRow, SftRow, Source, Tokens
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 CORPUS = ["What is two plus two? Two plus two is four. user assistant system Paris Answer: Paris"] * 4
 CHATML = (

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from stepctl.traces import feedback, preference, sft
-from stepctl.traces.assemble import singles
-from stepctl.traces.shapes import Conversation, Shaped, prompt_of
+from stepctl.traces.methods import feedback, preference, sft
+from stepctl.traces.render.assemble import singles
+from stepctl.traces.shapes.examples import Conversation, Shaped, prompt_of
 
 SECRET = "qsecretq"
 TEXT = st.sampled_from([SECRET, f"<think>{SECRET}</think>", f"<think>{SECRET}</think>{SECRET}", f'[{{"{SECRET}": 1}}]'])

@@ -14,9 +14,9 @@ import pytest
 
 from stepctl.traces.judge import survey
 from stepctl.traces.one import Shown, show_row
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import Judgement, Source
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 MakeFolder = Callable[..., Path]
 END = "<|im_end|>"

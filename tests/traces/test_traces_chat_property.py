@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepctl.traces.chat import ChatPlacer, ConversationRefused
-from stepctl.traces.mask import RowRefused, encode, mask, prepare
-from stepctl.traces.shapes import Completion, Conversation, Message, Single, Text, ToolCall
+from stepctl.traces.render.chat import ChatPlacer, ConversationRefused
+from stepctl.traces.render.mask import RowRefused, encode, mask, prepare
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
+from stepctl.traces.shapes.examples import Completion, Conversation, Message, Single, Text, ToolCall
 from stepctl.traces.shown import spans
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 MakeFolder = Callable[..., Path]
 ATOMS = [

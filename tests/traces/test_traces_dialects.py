@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces import feedback, preference, sft
-from stepctl.traces.shapes import Completion, Conversation, Feedback, Message, Pair, Text, ToolCall, prompt_of
+from stepctl.traces.methods import feedback, preference, sft
+from stepctl.traces.shapes.examples import Completion, Conversation, Feedback, Message, Pair, Text, ToolCall, prompt_of
 
 ASK, SAY = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 USER, REPLY = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces import feedback, preference, sft
+from stepctl.traces.methods import feedback, preference, sft
 
 PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
 SECTIONS: dict[str, Any] = {"SFT": sft, "DPO": preference, "KTO": feedback, "Messages": feedback}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from stepctl.traces.render.tokenizer import load_tokenizer
 from stepctl.traces.rows import DpoRow, Judgement, KtoRow, SftRow
-from stepctl.traces.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.torch
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces.chat import ChatPlacer, ConversationRefused
-from stepctl.traces.mask import encode, mask, prepare
-from stepctl.traces.shapes import Conversation, Message, ToolCall
+from stepctl.traces.render.chat import ChatPlacer, ConversationRefused
+from stepctl.traces.render.mask import encode, mask, prepare
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
+from stepctl.traces.shapes.examples import Conversation, Message, ToolCall
 from stepctl.traces.shown import spans
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.torch
 

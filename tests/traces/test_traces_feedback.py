@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces.feedback import shape
-from stepctl.traces.shapes import Completion, Conversation, Feedback, Message
+from stepctl.traces.methods.feedback import shape
+from stepctl.traces.shapes.examples import Completion, Conversation, Feedback, Message
 
 USER = {"role": "user", "content": "a"}
 REPLY = {"role": "assistant", "content": "b"}

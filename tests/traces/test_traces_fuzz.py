@@ -22,9 +22,9 @@ import zstandard
 
 from stepctl.traces.judge import METHODS, judge
 from stepctl.traces.read import RawRow, read_rows
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import BadRow, Source
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer
 
 FILES = 10_500
 WARM = 2_500

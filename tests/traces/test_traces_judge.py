@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import stepctl.traces.judge as judging
 from stepctl.base.errors import UsageError
 from stepctl.traces.judge import BATCH, judge
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import Judgement, SftRow, Source
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer
 
 Judge = Callable[..., Judgement]
 Supervised = Callable[[TextTokenizer, SftRow], list[str]]

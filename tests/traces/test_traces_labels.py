@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import Judgement, KtoRow
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 MakeFolder = Callable[..., Path]
 Judge = Callable[..., Judgement]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces.chat import ChatPlacer
-from stepctl.traces.mask import encode, mask, prepare
+from stepctl.traces.render.chat import ChatPlacer
+from stepctl.traces.render.mask import encode, mask, prepare
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import Judgement, SftRow
-from stepctl.traces.shapes import Conversation, Message, Text
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
+from stepctl.traces.shapes.examples import Conversation, Message, Text
 
 MakeFolder = Callable[..., Path]
 Judge = Callable[..., Judgement]

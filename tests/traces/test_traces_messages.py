@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces import feedback, preference
-from stepctl.traces.sft import shape
-from stepctl.traces.shapes import Conversation, Message, Shaped, ToolCall
+from stepctl.traces.methods import feedback, preference
+from stepctl.traces.methods.sft import shape
+from stepctl.traces.shapes.examples import Conversation, Message, Shaped, ToolCall
 
 USER = {"role": "user", "content": "a"}
 REPLY = {"role": "assistant", "content": "b"}

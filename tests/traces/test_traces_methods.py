@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepctl.traces.judge import judge
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import DpoRow, Judgement, KtoRow, Source, Tokens
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer
 
 FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 METHODS = st.sampled_from(["dpo", "kto"])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from stepctl.base.errors import UsageError
-from stepctl.traces.assemble import assemble
-from stepctl.traces.mask import Masked, RowRefused
 from stepctl.traces.read import RawRow
+from stepctl.traces.render.assemble import assemble
+from stepctl.traces.render.mask import Masked, RowRefused
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import DpoRow, Judgement, SftRow, Tokens
-from stepctl.traces.shapes import Completion, Pair
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
+from stepctl.traces.shapes.examples import Completion, Pair
 
 MakeFolder = Callable[..., Path]
 Judge = Callable[..., Judgement]

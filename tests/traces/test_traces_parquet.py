@@ -18,9 +18,9 @@ from stepctl.traces.formats import parquet
 from stepctl.traces.formats.blocks import TOO_LONG
 from stepctl.traces.judge import judge
 from stepctl.traces.read import read_rows
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import BadRow, Source
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 1}]
 

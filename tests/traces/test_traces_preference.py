@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces.preference import scores_are_reversed, shape
-from stepctl.traces.shapes import Completion, Conversation, Message, Pair
+from stepctl.traces.methods.preference import scores_are_reversed, shape
+from stepctl.traces.shapes.examples import Completion, Conversation, Message, Pair
 
 SYSTEM = {"role": "system", "content": "c"}
 USER = {"role": "user", "content": "a"}

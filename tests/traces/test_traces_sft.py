@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepctl.traces.sft import shape
-from stepctl.traces.shapes import Completion, Conversation, Message, Text
+from stepctl.traces.methods.sft import shape
+from stepctl.traces.shapes.examples import Completion, Conversation, Message, Text
 
 USER = {"role": "user", "content": "a"}
 REPLY = {"role": "assistant", "content": "b"}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import Judgement
 from stepctl.traces.shown import spans
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 
 def test_spans_are_the_row(

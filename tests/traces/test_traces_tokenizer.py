@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stepctl.base.errors import UsageError
-from stepctl.traces.probe import longer_than
-from stepctl.traces.template import RenderRefused
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
+from stepctl.traces.render.probe import longer_than
+from stepctl.traces.render.template import RenderRefused
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 
 MakeFolder = Callable[..., Path]
 ASK = [{"role": "user", "content": "secret words"}]
@@ -141,7 +141,7 @@ def test_judging_loads_neither_torch_nor_transformers(make_folder: MakeFolder) -
     code = (
         "import sys, pathlib; import stepctl.traces.judge as j; from stepctl.traces import rules\n"
         "light = {'jinja2', 'tokenizers'} & set(sys.modules)\n"
-        "from stepctl.traces.tokenizer import load_tokenizer; from stepctl.traces.rows import Source\n"
+        "from stepctl.traces.render.tokenizer import load_tokenizer; from stepctl.traces.rows import Source\n"
         'source = Source(name=\'t\', data=b\'{"messages": [{"role": "assistant", "content": "a"}]}\')\n'
         "t = load_tokenizer(pathlib.Path(sys.argv[1]))\n"
         "print(len(j.judge([source], rules.Rules(max_length=9), t).rows))\n"
@@ -183,7 +183,7 @@ def test_the_rendering_has_a_digest_that_changes_with_it(
         def now(cls, tz: tzinfo | None = None) -> Tomorrow:
             return cls(2999, 1, 1)
 
-    monkeypatch.setattr("stepctl.traces.template.datetime", Tomorrow)
+    monkeypatch.setattr("stepctl.traces.render.template.datetime", Tomorrow)
     later = [load_tokenizer(folder).rendering for folder in others]
     assert [n for n, (a, b) in enumerate(zip(found, later, strict=True)) if a != b] == [2]
 

@@ -19,9 +19,9 @@ from stepctl.config.model import Settings
 from stepctl.models.resolve import resolve_model
 from stepctl.traces.judge import survey
 from stepctl.traces.one import Shown, show_row
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import FileSource, Judgement, RowWarning, TraceSource
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 MOST = 1000
 """Warnings of single rows that are kept of each kind."""

@@ -23,9 +23,9 @@ from stepctl.lineage.records import ROOT, Identity, Manifest
 from stepctl.lineage.store import LineageState, read_lineage
 from stepctl.models.resolve import ResolvedModel, is_folder, resolve_model
 from stepctl.traces.judge import survey
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import BadRow, Judgement, RowWarning, Source
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 
 INHERITED = (
     "learning_rate",

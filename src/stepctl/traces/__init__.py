@@ -1,1 +1,1 @@
-"""Reading and judging examples. Knows formats, templates and masks; tokenizers only through ``tokenizer.py``."""
+"""Reading and judging examples. Knows formats, templates and masks; tokenizers only through ``render/``."""

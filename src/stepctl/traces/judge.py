@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stepctl.base.errors import UsageError
-from stepctl.traces import feedback, preference, sft
-from stepctl.traces.assemble import assemble, end_of, prepare_all
-from stepctl.traces.chat import ChatPlacer, ConversationRefused
-from stepctl.traces.mask import Masked, Prepared, RowRefused, encode, mask
+from stepctl.traces.methods import feedback, preference, sft
 from stepctl.traces.notice import Notices, left_out
 from stepctl.traces.read import EMPTY, RawRow, read_rows
+from stepctl.traces.render.assemble import assemble, end_of, prepare_all
+from stepctl.traces.render.chat import ChatPlacer, ConversationRefused
+from stepctl.traces.render.mask import Masked, Prepared, RowRefused, encode, mask
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import BadRow, FileRead, Judgement, Row, TraceSource, digest
 from stepctl.traces.rules import Rules
-from stepctl.traces.shapes import Example, Note, Shaped
+from stepctl.traces.shapes.examples import Example, Note, Shaped
 from stepctl.traces.tally import Tally
-from stepctl.traces.tokenizer import TextTokenizer
 
 BATCH, BATCH_CHARACTERS = 256, 1 << 22
 """Rows and characters tokenized at once: bound the memory of offsets, which are several times the ids'."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stepctl.traces.mask import Prepared
-from stepctl.traces.preference import scores_are_reversed
+from stepctl.traces.methods.preference import scores_are_reversed
 from stepctl.traces.read import RawRow, printable
+from stepctl.traces.render.mask import Prepared
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import BadRow, Row, RowWarning
-from stepctl.traces.shapes import Example, Note, Pair
+from stepctl.traces.shapes.examples import Example, Note, Pair
 from stepctl.traces.tally import AGAINST, SAME, Tally
-from stepctl.traces.tokenizer import TextTokenizer
 
 _NAMES, _NAME = 1000, 200
 """Names of unused columns that are known, and characters of each: rows may have any."""

@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from stepctl.traces.judge import Judging
 from stepctl.traces.read import RawRow, read_rows
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import BadRow, DpoRow, KtoRow, Row, RowWarning, Tokens, TraceSource
 from stepctl.traces.rules import Rules
-from stepctl.traces.shapes import Text
+from stepctl.traces.shapes.examples import Text
 from stepctl.traces.shown import spans
-from stepctl.traces.tokenizer import TextTokenizer
 
 
 class Span(Struct, frozen=True, kw_only=True):

@@ -13,10 +13,10 @@ from stepctl.traces.formats.blocks import Blocks
 from stepctl.traces.formats.lines import read_lines, read_pretty
 from stepctl.traces.formats.parquet import read_parquet
 from stepctl.traces.formats.sniff import Sniffed, sniff
-from stepctl.traces.formats.values import RawRow, kind, printable
+from stepctl.traces.formats.values import RawRow, printable
 from stepctl.traces.rows import BadRow, TraceSource
 
-__all__ = ["EMPTY", "RawRow", "Reading", "kind", "parse", "printable", "read_rows"]
+__all__ = ["EMPTY", "RawRow", "Reading", "parse", "printable", "read_rows"]
 
 EMPTY = "the trace has no rows"
 _TEXTS = {"lines": read_lines, "array": read_array, "pretty": read_pretty}

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from stepctl.traces.shapes import Thinking
+from stepctl.traces.shapes.examples import Thinking
 
 OnLong = Literal["truncate", "refuse", "drop"]
 

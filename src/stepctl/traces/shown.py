@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from stepctl.traces.mask import IGNORED
-from stepctl.traces.probe import common_start
-from stepctl.traces.tokenizer import TextTokenizer
+from stepctl.traces.render.mask import IGNORED
+from stepctl.traces.render.probe import common_start
+from stepctl.traces.render.tokenizer import TextTokenizer
 
 
 def spans(tokenizer: TextTokenizer, ids: Sequence[int], labels: Sequence[int]) -> list[tuple[str, bool]]:

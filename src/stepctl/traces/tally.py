@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stepctl.traces.mask import Masked
+from stepctl.traces.render.mask import Masked
 from stepctl.traces.rows import KtoRow, Lengths, Row
-from stepctl.traces.shapes import Example, Feedback, Pair, prompt_of
+from stepctl.traces.shapes.examples import Example, Feedback, Pair, prompt_of
 
 SAME, PROMPT, AGAINST = "same", "prompt", "against"
 

@@ -35,9 +35,9 @@ from stepctl.lineage.store import (
 )
 from stepctl.models.resolve import resolve_model
 from stepctl.traces.judge import judge
+from stepctl.traces.render.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.traces.rows import Row, Source
 from stepctl.traces.rules import Rules
-from stepctl.traces.tokenizer import TextTokenizer, load_tokenizer
 from stepctl.trainer.engine import Engine, Loaded, OutOfMemory, Step
 from stepctl.trainer.exact import differences
 
@@ -61,7 +61,7 @@ class Job:
     parent: str = ""
     ledger: tuple[LedgerLine, ...] = ()
     rendering: str = ""
-    """How the model's folder renders conversations, see :class:`~stepctl.traces.tokenizer.TextTokenizer`."""
+    """How the model's folder renders conversations, see :class:`~stepctl.traces.render.tokenizer.TextTokenizer`."""
     extends: Manifest | None = None
     """Of the checkpoint that the job started from."""
     committed_step: int = 0

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from stepctl.traces.encoded import squashed
-from stepctl.traces.kept import learned, shows, shows_calls, turn
-from stepctl.traces.probe import (
+from stepctl.traces.render.encoded import squashed
+from stepctl.traces.render.kept import learned, shows, shows_calls, turn
+from stepctl.traces.render.probe import (
     CONTENT,
     KEY,
     MARK,
@@ -23,7 +23,7 @@ from stepctl.traces.probe import (
     mark_not_in,
     stand_in,
 )
-from stepctl.traces.refusal import (
+from stepctl.traces.render.refusal import (
     DEPENDS,
     LEAVES_OUT_A_PART,
     LEAVES_OUT_CALLS,
@@ -33,10 +33,10 @@ from stepctl.traces.refusal import (
     ConversationRefused,
     leaves_out_text,
 )
-from stepctl.traces.shapes import Conversation, Message, shared
-from stepctl.traces.spelled import THINK, control_tokens
-from stepctl.traces.template import RenderRefused
-from stepctl.traces.tokenizer import TextTokenizer, alternatives
+from stepctl.traces.render.spelled import THINK, control_tokens
+from stepctl.traces.render.template import RenderRefused
+from stepctl.traces.render.tokenizer import TextTokenizer, alternatives
+from stepctl.traces.shapes.examples import Conversation, Message, shared
 
 
 class Span(NamedTuple):

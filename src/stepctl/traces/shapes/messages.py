@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from stepctl.traces.called import call_text, calls_of, tie
-from stepctl.traces.columns import Found, text_flaws
-from stepctl.traces.content import content_of
-from stepctl.traces.inner import NotJson, read_json
-from stepctl.traces.read import kind
-from stepctl.traces.shapes import ROLES, Conversation, Message, ToolCall
+from stepctl.traces.formats.values import kind
+from stepctl.traces.shapes.called import call_text, calls_of, tie
+from stepctl.traces.shapes.columns import Found, text_flaws
+from stepctl.traces.shapes.content import content_of
+from stepctl.traces.shapes.examples import ROLES, Conversation, Message, ToolCall
+from stepctl.traces.shapes.inner import NotJson, read_json
 
 _ROLES = frozenset(ROLES)
 _SPEAKERS = {

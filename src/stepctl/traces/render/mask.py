@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepctl.traces.chat import ChatPlacer, Span
-from stepctl.traces.encoded import Encoded, squashed
+from stepctl.traces.render.chat import ChatPlacer, Span
+from stepctl.traces.render.encoded import Encoded, squashed
+from stepctl.traces.render.tokenizer import TextTokenizer
 from stepctl.traces.rows import Tokens
-from stepctl.traces.shapes import Completion, Conversation, Single
-from stepctl.traces.tokenizer import TextTokenizer
+from stepctl.traces.shapes.examples import Completion, Conversation, Single
 
 IGNORED = -100
 CANNOT_READ = (

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stepctl.traces.columns import Found, no_chat_columns, system_text, text_flaws, tools_text
-from stepctl.traces.messages import Turns, looks_like_message, parsed_turns, turns, without_thinking
-from stepctl.traces.read import kind
-from stepctl.traces.shapes import Completion, Conversation, Message, unmuted
+from stepctl.traces.formats.values import kind
+from stepctl.traces.shapes.columns import Found, no_chat_columns, system_text, text_flaws, tools_text
+from stepctl.traces.shapes.examples import Completion, Conversation, Message, unmuted
+from stepctl.traces.shapes.messages import Turns, looks_like_message, parsed_turns, turns, without_thinking
 
 _KINDS = "a string or a list of messages"
 _LIST = re.compile(r'\s*\[\s*\{\s*"(?:role|from|content|value)"')

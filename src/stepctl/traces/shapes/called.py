@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepctl.traces.columns import Found
-from stepctl.traces.inner import NotJson, read_json, write_json
-from stepctl.traces.read import kind
-from stepctl.traces.shapes import ToolCall
+from stepctl.traces.formats.values import kind
+from stepctl.traces.shapes.columns import Found
+from stepctl.traces.shapes.examples import ToolCall
+from stepctl.traces.shapes.inner import NotJson, read_json, write_json
 
 _FORM = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
 

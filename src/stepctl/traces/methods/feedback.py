@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stepctl.traces.columns import (
+from stepctl.traces.formats.values import kind
+from stepctl.traces.methods.sft import SHAPE_COLUMNS, alpaca, completion, conversation
+from stepctl.traces.shapes.columns import (
     ALPACA,
     MESSAGES,
     SHAREGPT,
@@ -30,11 +32,9 @@ from stepctl.traces.columns import (
     pick,
     refuse_changes,
 )
-from stepctl.traces.messages import weights
-from stepctl.traces.prompted import has_words
-from stepctl.traces.read import kind
-from stepctl.traces.sft import SHAPE_COLUMNS, alpaca, completion, conversation
-from stepctl.traces.shapes import Completion, Conversation, Feedback, Shaped, Thinking, unmuted
+from stepctl.traces.shapes.examples import Completion, Conversation, Feedback, Shaped, Thinking, unmuted
+from stepctl.traces.shapes.messages import weights
+from stepctl.traces.shapes.prompted import has_words
 
 SHAPES = "`prompt` and `completion`, `messages`, `conversations`, or `instruction` and `output`"
 LABELS = ("label", "desirable")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepctl.traces.columns import Found
-from stepctl.traces.read import kind
+from stepctl.traces.formats.values import kind
+from stepctl.traces.shapes.columns import Found
 
 _TEXTS = ("text", "input_text", "output_text")
 _MEDIA = "only text can be trained; leave the row out"

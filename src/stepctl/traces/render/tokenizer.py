@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepctl.base.errors import UsageError
-from stepctl.traces.encoded import Encoded, squashed
-from stepctl.traces.folder import SAVE, Templates, bytewise, chat_templates, keep_spaces, named_tokens, read_object
-from stepctl.traces.template import ChatTemplate, Message, RenderRefused, default_template
+from stepctl.traces.render.encoded import Encoded, squashed
+from stepctl.traces.render.folder import (
+    SAVE,
+    Templates,
+    bytewise,
+    chat_templates,
+    keep_spaces,
+    named_tokens,
+    read_object,
+)
+from stepctl.traces.render.template import ChatTemplate, Message, RenderRefused, default_template
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stepctl.traces.encoded import squashed
-from stepctl.traces.probe import ARGUMENTS, CONTENT, KEY, THINKING, VALUE, Found, as_json, blank
-from stepctl.traces.refusal import LEAVES_OUT_CALLS, LEAVES_OUT_THINKING, LEAVES_OUT_TOOLS, leaves_out_text
-from stepctl.traces.shapes import Conversation, Message, ToolCall
+from stepctl.traces.render.encoded import squashed
+from stepctl.traces.render.probe import ARGUMENTS, CONTENT, KEY, THINKING, VALUE, Found, as_json, blank
+from stepctl.traces.render.refusal import LEAVES_OUT_CALLS, LEAVES_OUT_THINKING, LEAVES_OUT_TOOLS, leaves_out_text
+from stepctl.traces.shapes.examples import Conversation, Message, ToolCall
 
 
 def learned(conversation: Conversation) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from stepctl.traces.read import RawRow
+from stepctl.traces.formats.values import RawRow
 from stepctl.traces.rows import BadRow
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from stepctl.traces.chat import ChatPlacer
-from stepctl.traces.mask import IGNORED, Masked, Prepared, RowRefused, cut, no_room, prepare
-from stepctl.traces.read import RawRow
+from stepctl.traces.formats.values import RawRow
+from stepctl.traces.render.chat import ChatPlacer
+from stepctl.traces.render.mask import IGNORED, Masked, Prepared, RowRefused, cut, no_room, prepare
 from stepctl.traces.rows import DpoRow, KtoRow, Row, SftRow
-from stepctl.traces.shapes import Example, Feedback, Pair, Single, shared
+from stepctl.traces.shapes.examples import Example, Feedback, Pair, Single, shared
 
 _BARE = (
     "the prompt and the beginning of a completion are one token, the first: nothing stands before it to predict it; "

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepctl.base.errors import UsageError
 from stepctl.base.text import visible
-from stepctl.traces.sandbox import environment, literals, without_values
+from stepctl.traces.render.sandbox import environment, literals, without_values
 
 Message = Mapping[str, Any]
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from stepctl.traces.encoded import Encoded
-from stepctl.traces.kept import learned, left_out
-from stepctl.traces.place import Places, Span
-from stepctl.traces.probe import Skeleton, blank, find_marks, stand_in, whole_arguments
-from stepctl.traces.refusal import ConversationRefused
-from stepctl.traces.shapes import Conversation, Message
-from stepctl.traces.spelled import Spelled, control_tokens, put_back
-from stepctl.traces.template import RenderRefused
-from stepctl.traces.tokenizer import TextTokenizer
+from stepctl.traces.render.encoded import Encoded
+from stepctl.traces.render.kept import learned, left_out
+from stepctl.traces.render.place import Places, Span
+from stepctl.traces.render.probe import Skeleton, blank, find_marks, stand_in, whole_arguments
+from stepctl.traces.render.refusal import ConversationRefused
+from stepctl.traces.render.spelled import Spelled, control_tokens, put_back
+from stepctl.traces.render.template import RenderRefused
+from stepctl.traces.render.tokenizer import TextTokenizer
+from stepctl.traces.shapes.examples import Conversation, Message
 
 __all__ = ["ChatPlacer", "ConversationRefused", "Placed", "Span"]
 

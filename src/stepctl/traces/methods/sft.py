@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stepctl.traces.columns import (
+from stepctl.traces.shapes.columns import (
     ALPACA,
     CONVERSATIONS,
     MESSAGES,
@@ -27,10 +27,10 @@ from stepctl.traces.columns import (
     text_flaws,
     tools_text,
 )
-from stepctl.traces.dialects import ALPACA_COLUMNS, alpaca_prompt
-from stepctl.traces.messages import parsed_turns
-from stepctl.traces.prompted import answer, note_lists, prompt_of_columns, strings_only, with_system
-from stepctl.traces.shapes import Completion, Conversation, Shaped, Text, Thinking
+from stepctl.traces.shapes.dialects import ALPACA_COLUMNS, alpaca_prompt
+from stepctl.traces.shapes.examples import Completion, Conversation, Shaped, Text, Thinking
+from stepctl.traces.shapes.messages import parsed_turns
+from stepctl.traces.shapes.prompted import answer, note_lists, prompt_of_columns, strings_only, with_system
 
 SHAPES = "`messages`, `conversations`, `prompt` and `completion`, `instruction` and `output`, or `text`"
 SHAPE_COLUMNS = {

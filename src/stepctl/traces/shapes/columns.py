@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepctl.traces.inner import NotJson, read_json, write_json
-from stepctl.traces.read import kind, printable
-from stepctl.traces.shapes import Example, Flaw, Note, Shaped, Thinking
+from stepctl.traces.formats.values import kind, printable
+from stepctl.traces.shapes.examples import Example, Flaw, Note, Shaped, Thinking
+from stepctl.traces.shapes.inner import NotJson, read_json, write_json
 
 MESSAGES = "messages"
 STRINGS = "prompt and completion"

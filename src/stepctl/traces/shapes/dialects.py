@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepctl.traces.columns import Found, listed, system_text, text_flaws, tools_text
-from stepctl.traces.messages import parsed_turns, without_thinking
-from stepctl.traces.prompted import Prompt, messages_prompt
-from stepctl.traces.read import kind
-from stepctl.traces.shapes import Message
+from stepctl.traces.formats.values import kind
+from stepctl.traces.shapes.columns import Found, listed, system_text, text_flaws, tools_text
+from stepctl.traces.shapes.examples import Message
+from stepctl.traces.shapes.messages import parsed_turns, without_thinking
+from stepctl.traces.shapes.prompted import Prompt, messages_prompt
 
 ALPACA_COLUMNS = ("instruction", "input", "output", "history", "system", "tools")
 OPENAI_COLUMNS = ("input", "preferred_output", "non_preferred_output")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stepctl.traces.shapes import Message
+from stepctl.traces.shapes.examples import Message
 
 MARK = "qzxj7kvw"
 CONTENT, THINKING, KEY, VALUE, ARGUMENTS = "c", "t", "a", "b", "j"

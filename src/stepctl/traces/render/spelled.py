@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from stepctl.traces.probe import longer_than
-from stepctl.traces.shapes import Conversation, Message
-from stepctl.traces.tokenizer import TextTokenizer, alternatives
+from stepctl.traces.render.probe import longer_than
+from stepctl.traces.render.tokenizer import TextTokenizer, alternatives
+from stepctl.traces.shapes.examples import Conversation, Message
 
 THINK = re.compile("</?think>")
 _WORD = "jx9zkwqv"

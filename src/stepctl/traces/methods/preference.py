@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepctl.traces.columns import (
+from stepctl.traces.shapes.columns import (
     ALPACA,
     OPENAI_PREFERENCE,
     PREFERENCE,
@@ -22,10 +22,10 @@ from stepctl.traces.columns import (
     refuse_changes,
     tools_text,
 )
-from stepctl.traces.dialects import ALPACA_COLUMNS, OPENAI_COLUMNS, alpaca_prompt, openai_prompt
-from stepctl.traces.messages import Turns, turns, weights
-from stepctl.traces.prompted import Prompt, answer, kinds_of, prompt_of_columns, strings_only, with_system
-from stepctl.traces.shapes import Conversation, Message, Pair, Shaped, Thinking, shared, unmuted
+from stepctl.traces.shapes.dialects import ALPACA_COLUMNS, OPENAI_COLUMNS, alpaca_prompt, openai_prompt
+from stepctl.traces.shapes.examples import Conversation, Message, Pair, Shaped, Thinking, shared, unmuted
+from stepctl.traces.shapes.messages import Turns, turns, weights
+from stepctl.traces.shapes.prompted import Prompt, answer, kinds_of, prompt_of_columns, strings_only, with_system
 
 SIDES = ("chosen", "rejected")
 OPENAI_SIDES = OPENAI_COLUMNS[1:]
