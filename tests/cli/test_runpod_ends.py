@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.doubles.project import kill, rows, until
 from tests.doubles.rented import Rented, ended
+from tests.doubles.runpod import Fault
 
 pytestmark = [pytest.mark.pods, pytest.mark.long]
 
@@ -145,3 +146,17 @@ def test_a_pod_without_a_gpu_trains_nothing(rented: Rented) -> None:
     assert "device cuda is not there" in report["error"]["message"]
     assert rented.trained() == 0
     rented.clean("client")
+
+
+def test_a_client_whose_delete_is_refused_lets_the_pod_end_itself(rented: Rented) -> None:
+    """Everything was fetched: it need not wait for the retrieve grace, and its own key may do what ours may not."""
+    rented.sandbox.fault(Fault(r"^(DELETE|POST) /v2/pods/\w", who="account", status=403, times=0))
+    report = rented.train(rented.trace("a.jsonl", rows(4)), code=8)
+    assert (report["rows_done"], report["pod_alive"]) == (4, True)
+    pod = rented.attempts()[-1]["pod"]
+    rented.sandbox.wait_event("ended", pod)
+    assert any("ends this pod: taken" in line for line in rented.sandbox.logs(pod))
+    rented.sandbox.clear()
+    rented.verb("pod", "rm", "last")
+    assert rented.trained() == 4
+    rented.clean("pod")

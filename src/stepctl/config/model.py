@@ -137,7 +137,7 @@ class RunpodTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_price_per_hour: Annotated[
         Positive | None, Meta(description="No pod is kept that costs more, in USD per hour.")
     ] = None
-    max_cost_usd: Annotated[Positive | None, Meta(description="A pod ends itself before it has cost this, in USD.")] = (
+    max_cost_usd: Annotated[Positive | None, Meta(description="A pod ends itself when it has cost this, in USD.")] = (
         None
     )
     image: Annotated[str, Meta(description="Container image.")] = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"

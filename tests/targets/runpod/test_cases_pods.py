@@ -12,7 +12,7 @@ from stepctl.base.errors import Exit
 from stepctl.targets.runpod.errors import NoCapacity, PriceAbove, Rejected
 from stepctl.targets.runpod.keys import prepare_keys
 from stepctl.targets.runpod.ready import KeyRefused, NotReady, Probe, Word, wait_ready
-from stepctl.targets.runpod.wants import max_seconds
+from stepctl.targets.runpod.wants import limit_at
 
 CREATES = r"^POST /v2/pods$"
 
@@ -179,7 +179,17 @@ def test_the_cost_cap_counts_with_the_real_price(desk: Desk) -> None:
     wants = {"max_price_per_hour": 0.60, "max_cost_usd": 0.50}
     made = desk.make(**wants)
     assert at(made.deadline_at) - at(made.created_at) == timedelta(seconds=3913)  # 65.2 minutes, not the quote's 68.2
-    assert max_seconds(desk.wants(**wants), made.price) == 3913
+    assert limit_at(desk.wants(**wants), made.listed_price, made.price) == (3913, "cost")
+
+
+def test_a_pod_that_is_cheaper_than_listed_keeps_the_limit_that_it_was_made_with(desk: Desk) -> None:
+    """Its own watchdog counts with the listed price: that is when it ends itself, and what its receipt counts with."""
+    desk.sandbox.catalog(L4, secure=0.50)
+    desk.sandbox.fault(Fault(CREATES, pod={"price": 0.40}))
+    made = desk.make(max_price_per_hour=0.60, max_cost_usd=0.50)
+    assert (made.listed_price, made.price) == (0.50, 0.40)
+    assert at(made.deadline_at) - at(made.created_at) == timedelta(hours=1)
+    assert desk.sandbox.pods()[0]["env"]["STEPCTL_MAX_SECONDS"] == "3600"
 
 
 def test_the_price_is_missing(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from tests.targets.runpod.acting import IMAGE, RUN
 from stepctl.config.model import RunpodTarget
 from stepctl.runs.pods import Attempt, PodRecord
 from stepctl.targets.runpod.records import CreatePod, moment, read_pod, usd
-from stepctl.targets.runpod.wants import Wants, body_of, max_seconds, next_name, pod_name, run_of, wants_of
+from stepctl.targets.runpod.wants import Wants, body_of, limit_of, next_name, pod_name, run_of, wants_of
 
 
 def wants(**more: Any) -> Wants:
@@ -47,7 +47,7 @@ def test_every_option_that_the_body_needs_is_one_of_the_target() -> None:
     ],
 )
 def test_how_long_it_may_live(more: dict[str, Any], price: float | None, seconds: int) -> None:
-    assert max_seconds(wants(**more), price) == seconds
+    assert limit_of(wants(**more), price)[0] == seconds
 
 
 def test_the_body_says_only_what_is_set() -> None:

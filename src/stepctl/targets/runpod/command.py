@@ -23,6 +23,8 @@ DIRECTORY = "/var/lib/stepctl"
 LEASE = f"{DIRECTORY}/lease"
 MARK = f"{DIRECTORY}/job"
 LIMITS = f"{DIRECTORY}/limits"
+TAKEN = "taken"
+"""In a job's directory: nobody wants anything of it any more."""
 HOST_KEY_LINE = "stepctl-host-key:"
 """What the line of the container's log begins with that tells a host key which the pod made itself."""
 

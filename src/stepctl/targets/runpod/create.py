@@ -26,7 +26,7 @@ from stepctl.targets.runpod.errors import (
 from stepctl.targets.runpod.look import look
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import Pod, moment
-from stepctl.targets.runpod.wants import Wants, body_of, max_seconds, next_name
+from stepctl.targets.runpod.wants import Wants, body_of, limit_at, next_name
 
 MOST_TRIES = 2
 """Creates of one type."""
@@ -139,7 +139,8 @@ def accept(api: Api, file: PodFile, attempt: Attempt, wants: Wants, pace: Pace, 
         end_pod(api, file, change(file, attempt, price=price), pace, "client", why)
         return None
     created = moment(attempt.created_at) or pace.utc()
-    deadline = created + timedelta(seconds=max_seconds(wants, price))
+    seconds, _ = limit_at(wants, attempt.listed_price, price)
+    deadline = created + timedelta(seconds=seconds)
     return make_current(file, change(file, attempt, price=price, deadline_at=iso(deadline)))
 
 

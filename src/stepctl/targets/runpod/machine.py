@@ -25,7 +25,7 @@ from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.apikey import api_key, api_url
 from stepctl.targets.runpod.attempts import change, clock
 from stepctl.targets.runpod.choose import choose
-from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, PodPlan, pod_env, start_command
+from stepctl.targets.runpod.command import LEASE, LIMITS, MARK, TAKEN, PodPlan, pod_env, start_command
 from stepctl.targets.runpod.create import make_pod
 from stepctl.targets.runpod.end import end_all, require_owner
 from stepctl.targets.runpod.keys import PodKeys, close_secret, prepare_keys
@@ -36,7 +36,7 @@ from stepctl.targets.runpod.presence import Presence
 from stepctl.targets.runpod.ready import wait_ready
 from stepctl.targets.runpod.records import moment
 from stepctl.targets.runpod.sweep import tell_strays
-from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, limit_of, save_ahead, wants_of
+from stepctl.targets.runpod.wants import VOLUME_PATH, Wants, limit_at, limit_of, save_ahead, wants_of
 from stepctl.targets.ssh.errors import LinkLost, Unreachable
 from stepctl.targets.ssh.install import Where
 from stepctl.targets.ssh.machine import Pace as SshPace
@@ -187,7 +187,7 @@ class PodMachine:
 
     def _tighten(self, attempt: Attempt) -> None:
         """The real price may leave less time than the listed one, from which the pod's own limit was made."""
-        seconds, why = limit_of(self._wants(), attempt.price or attempt.listed_price)
+        seconds, why = limit_at(self._wants(), attempt.listed_price, attempt.price)
         created, taken = moment(attempt.created_at), moment(attempt.billed_from)
         if created is not None and taken is not None:
             # The caps of a call that takes a kept pod count from there; those of the call that made it stay.
@@ -251,7 +251,7 @@ class PodMachine:
         if attempt is None or deadline is None or self._job.reason.exists() or self._job.requested() is not None:
             return
         if (self._api.server_time() or utc_now()) >= deadline:
-            _, why = limit_of(self._wants(), attempt.price or attempt.listed_price)
+            _, why = limit_at(self._wants(), attempt.listed_price, attempt.price)
             self._job.control.mkdir(exist_ok=True)
             write_atomic(self._job.reason, why.encode())
 
@@ -309,7 +309,18 @@ class PodMachine:
             self._keep()
         self._take_leave()
         why = "its work is done" if self._has_job else "its job never started"
-        end_all(self._api, self._file, self._pace, "client", why, already=self._already(), spare_kept=True)
+        try:
+            end_all(self._api, self._file, self._pace, "client", why, already=self._already(), spare_kept=True)
+        except StepctlError:
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        """Tell a pod that we could not end that nobody wants anything of it: its own call may get through."""
+        attempt = self._attempt()
+        if self._has_job and attempt is not None and attempt.state == "ending" and not self._gone:
+            with contextlib.suppress(StepctlError):
+                self._login.does(f'job=$(cat {MARK}) && touch "$job/{TAKEN}"')
 
     def _keep(self) -> None:
         """Leave the pod that worked for the next call, where that is wanted and it can be told."""

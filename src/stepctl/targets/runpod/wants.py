@@ -91,11 +91,6 @@ def next_name(record: PodRecord) -> str:
     return pod_name(record.run, max(used, default=0) + 1)
 
 
-def max_seconds(wants: Wants, price: float | None) -> int:
-    """As :func:`limit_of`, the seconds alone."""
-    return limit_of(wants, price)[0]
-
-
 def limit_of(wants: Wants, price: float | None) -> tuple[int, str]:
     """How long a pod of that price may live, from its creation: the deadline, or the cost cap where that is sooner.
 
@@ -110,6 +105,14 @@ def limit_of(wants: Wants, price: float | None) -> tuple[int, str]:
     if wants.max_cost_usd is not None and price and wants.max_cost_usd / price < wants.max_hours:
         return int(wants.max_cost_usd / price * 3600), "cost"
     return int(wants.max_hours * 3600), "deadline"
+
+
+def limit_at(wants: Wants, listed: float | None, real: float | None) -> tuple[int, str]:
+    """As :func:`limit_of`, for a pod that was listed at one price and costs another.
+
+    The dearer one counts: the pod was made with the limit of the first, and the second can only tighten it.
+    """
+    return min(limit_of(wants, listed), limit_of(wants, real or listed))
 
 
 def save_ahead(seconds: int) -> int:
