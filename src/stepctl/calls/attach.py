@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -136,20 +135,6 @@ def reclaim(world: World, record: RunRecord) -> RunRecord:
         record.report = data
 
     return world.store.update(record.run, change)
-
-
-def end_left(world: World) -> None:
-    """End what ended runs of this project left: a create without an answer may have come late, an end may not have
-    been confirmed, a secret may not have been deleted. What cannot be ended now is passed over: the next call tries
-    again, and the pod guards itself.
-    """
-    for name in world.store.names():
-        with suppress(StepctlError):
-            file = PodFile(world.store.folder(name))
-            if file.exists() and ((left := file.load()).open or left.secret_open):
-                record = world.store.load(name)
-                if record.state not in UNFINISHED:
-                    reclaim(world, record)
 
 
 def _left(world: World, record: RunRecord, code: Exit) -> Report:

@@ -20,17 +20,21 @@ from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.store import by_key, read_lineage
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.end import MISSES
-from stepctl.targets.runpod.logs import has_ended
+from stepctl.targets.runpod.logs import standing
 from stepctl.targets.runpod.pace import Pace
 from stepctl.targets.runpod.records import Pod
 from stepctl.targets.runpod.sweep import Rented, end_rented, sweep
+
+_TICKS = 4
+"""Of a pod's watchdog: it tells of a job's end at its next one, and a job has a little to do after its commit."""
 
 
 def wait_elsewhere(world: World, request: TrainRequest, prepared: Prepared) -> None:
     """Wait while a pod that another machine rented for this very call is there, unless the key is committed by then.
 
     A key that is committed before anybody asks is answered from the bucket alone. When the wait is over, a pod whose
-    job has ended, or whose time is over, is ended; any other may work for somebody else, and has its own guard.
+    time is over is ended, and one whose job ends within a few looks of its watchdog; any other may work for somebody
+    else, and has its own guard.
 
     Raises:
         LineageConflict: there is one, and the call must not wait.
@@ -50,7 +54,8 @@ def wait_elsewhere(world: World, request: TrainRequest, prepared: Prepared) -> N
         wait = _Wait(world, api, pace, mark_of(settings, request.key), misses=misses)
         while wait.goes_on():
             if _committed(prepared, request.key):
-                wait.end_idle()
+                bound = 0.0 if request.no_wait else _TICKS * options.watchdog_seconds
+                wait.end_idle(min(until, world.now() + bound))
                 return
             pod = wait.pods[0].pod if wait.pods else None
             if pod is not None and request.no_wait:
@@ -103,10 +108,20 @@ class _Wait:
         before, self.told = self.told, pod.id
         return before != pod.id
 
-    def end_idle(self) -> None:
-        """End what does nothing any more, confirmed."""
-        idle = [each for each in self.pods if has_ended(self.api, each.pod.id)]
-        self._end(idle, "its key is committed")
+    def end_idle(self, until: float) -> None:
+        """End what does nothing any more, confirmed; what still works is waited for until then."""
+        there = bool(self.pods or self.told)
+        while there:
+            does = {each.pod.id: standing(self.api, each.pod.id) for each in self.pods}
+            self._end([each for each in self.pods if does[each.pod.id] == "ended"], "its key is committed")
+            self.pods = [each for each in self.pods if does[each.pod.id] not in ("ended", "kept")]
+            if (not self.pods and self.misses == 0) or self.world.now() >= until:
+                break
+            self.pace.poll()
+            there = self.goes_on()
+        for each in self.pods:
+            pod = each.pod.id
+            self.world.listener.notice(f"pod {pod} still works, and ends itself; stepctl pod rm {pod} ends it at once")
 
     def _end(self, pods: list[Rented], why: str) -> None:
         for each in pods:

@@ -9,7 +9,7 @@ import msgspec
 
 from stepctl.base.errors import StepctlError
 from stepctl.base.names import iso, utc_now
-from stepctl.calls.away import is_away, let_go, machine_of, teller
+from stepctl.calls.away import is_away, let_go, machine_of, teller, with_pods
 from stepctl.calls.homecoming import final_away
 from stepctl.calls.reporting import (
     close,
@@ -109,9 +109,27 @@ def settle(world: World, record: RunRecord, machine: Machine | None = None, *, e
         record = store.load(record.run)
         if record.state not in UNFINISHED:
             return record
-        report = final_away(world, record, machine, _died) if record.job else _needs_trace(record)
-        let_go(world, record, machine, report)
+        if record.job and _may_commit_unseen(store, record, machine):
+            _end_first(world, record, machine)
+            report = with_pods(final_away(world, record, machine, _died), store, record.run)
+        else:
+            report = final_away(world, record, machine, _died) if record.job else _needs_trace(record)
+            let_go(world, record, machine, report)
         return end_run(store, record, report)
+
+
+def _may_commit_unseen(store: RunStore, record: RunRecord, machine: Machine) -> bool:
+    """Whether a job that was cancelled may still commit by itself: nobody saw its end, and nobody gets to it."""
+    job = store.job_dir(record.run)
+    seen = job.result.exists() or job.exit_code.exists()
+    return not record.staged and not seen and machine.lost and job.requested() == "cancel"
+
+
+def _end_first(world: World, record: RunRecord, machine: Machine) -> None:
+    """Let go of a machine before the bucket is asked what its job has committed."""
+    report = report_of(record)
+    report.state = "cancelled"
+    let_go(world, record, machine, report)
 
 
 def _final(world: World, record: RunRecord, machine: Machine) -> Report:
@@ -132,8 +150,12 @@ def abandon_run(world: World, record: RunRecord) -> RunRecord:
     world.store.job_dir(record.run).request("cancel")
     with world.store.bringing(record.run):
         commit_saved(world, record)
-    report = _died(world, record, machine, world.store.job_dir(record.run))
-    let_go(world, record, machine, report)
+    if record.staged:
+        report = _died(world, record, machine, world.store.job_dir(record.run))
+        let_go(world, record, machine, report)
+    else:
+        _end_first(world, record, machine)
+        report = with_pods(_died(world, record, machine, world.store.job_dir(record.run)), world.store, record.run)
     return end_run(world.store, record, report)
 
 

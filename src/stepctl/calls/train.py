@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepctl.base.errors import Exit, LineageConflict, StepctlError, UsageError
-from stepctl.calls.attach import end_left, report_now, tell_what_goes_on, wait_for_end
+from stepctl.calls.attach import report_now, tell_what_goes_on, wait_for_end
 from stepctl.calls.away import blaming_pods, is_away, let_go, machine_of, recorded_target, target_of, teller
 from stepctl.calls.decide import Ask, Decision, decide
 from stepctl.calls.follow import TimedOut
+from stepctl.calls.leftovers import blaming_left, end_left, end_rival, refusal, rivals, with_left
 from stepctl.calls.prepare import Prepared, prepare, read_state
 from stepctl.calls.reporting import checkpoint_or_none, replayed, report_of
 from stepctl.calls.request import TrainRequest
@@ -62,9 +63,10 @@ def train(world: World, request: TrainRequest) -> Report:
         if isinstance(outcome, RunRecord):
             outcome = _follow(world, request, outcome)
         if isinstance(outcome, Report):
-            return outcome
+            return with_left(world, outcome)
         if isinstance(outcome, Claimed):
-            return _run(world, request, prepared, outcome)
+            with blaming_left(world, outcome.record):
+                return with_left(world, _run(world, request, prepared, outcome))
         # Another call moved the head: what is not given is taken from where it is now.
         prepared = prepare(world, request)
 
@@ -165,18 +167,28 @@ def _failed_to_start(world: World, record: RunRecord, error: Exception) -> Repor
 def _claim(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | RunRecord | None:
     """Wait for the lineage's unfinished runs, decide on the head as it is then, and write the record.
 
+    Pods that ended runs left are ended before the head is read: what they commit until then counts.
     None says that the head is another one than when the call was prepared.
 
     Raises:
         TimedOut: the wait took longer than the call was given.
+        PodAlive: there is something to train, and a pod that may still train on the lineage cannot be ended.
     """
     told: str | None = None
+    tried: set[str] = set()
     until = math.inf if request.timeout is None else world.now() + request.timeout
     while True:
         with world.store.lock():
             other = unfinished(world, prepared.settings.bucket, prepared.settings.lineage)
-            if other is None:
-                return _decide_and_record(world, request, prepared)
+            left = rivals(world, prepared.settings.bucket, prepared.settings.lineage) if other is None else []
+            new = [each for each in left if each.run not in tried]
+            if other is None and not new:
+                return _decide_and_record(world, request, prepared, left)
+        for each in new:
+            tried.add(each.run)
+            end_rival(world, each)
+        if other is None:
+            continue
         if other.run == request.run:
             return other
         if request.key is not None and other.key == request.key:
@@ -254,7 +266,9 @@ def _ask(request: TrainRequest, prepared: Prepared) -> Ask:
     )
 
 
-def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) -> Claimed | Report | None:
+def _decide_and_record(
+    world: World, request: TrainRequest, prepared: Prepared, left: list[RunRecord]
+) -> Claimed | Report | None:
     settings = prepared.settings
     state = read_state(prepared.bucket, settings.lineage, fresh=request.fresh, claim=True)
     for note in state.notes:
@@ -267,6 +281,8 @@ def _decide_and_record(world: World, request: TrainRequest, prepared: Prepared) 
     decision = decide(_ask(request, prepared), state.ledger, settings.lineage, state.head_step)
     if decision.replay is not None:
         return _replay(world, prepared, decision.replay)
+    if left:
+        raise refusal(world, left[0])
     if decision.fresh != prepared.fresh or (not decision.fresh and state.parent != prepared.parent):
         return None
     if state.head is not None and not decision.fresh:

@@ -80,8 +80,10 @@ def _may_cost(report: Report) -> bool:
     """Whether a pod of an ended run may be alive; that is said."""
     if not report.pod_alive or report.state == "running":
         return False
-    write_line(sys.stderr, f"still costs: a pod of run {report.run} may still be alive")
-    write_line(sys.stderr, f"next: stepctl pod rm {report.run}")
+    own = any(pod["state"] not in ("gone", "refused", "handed", "kept") for pod in report.pods)
+    for run in [report.run, *report.pods_left] if own or not report.pods_left else report.pods_left:
+        write_line(sys.stderr, f"still costs: a pod of run {run} may still be alive")
+        write_line(sys.stderr, f"next: stepctl pod rm {run}")
     return True
 
 

@@ -22,8 +22,8 @@ class Report(Struct, kw_only=True):
     sums, so that bit-equality with one unsplit call (of whole groups each) is not promised; a warning says where.
     ``timings_sec`` are seconds. ``pods`` are the receipts of what was rented, one for each pod asked for (see
     ``pod.json`` in docs/runpod.md), ``cost_usd`` what they cost as counted here, ``pod_alive`` whether one may be
-    alive still; ``ended_by`` is what ended a pod's job before its time (deadline, cost, stall). ``error`` is null
-    unless the call failed.
+    alive still, ``pods_left`` the earlier runs of the lineage of which that is true; ``ended_by`` is what ended a pod's
+    job before its time (deadline, cost, stall). ``error`` is null unless the call failed.
     """
 
     run: str | None
@@ -60,6 +60,7 @@ class Report(Struct, kw_only=True):
     pods: list[dict[str, Any]] = field(default_factory=list)
     cost_usd: float | None = None
     pod_alive: bool = False
+    pods_left: list[str] = field(default_factory=list)
     ended_by: str | None = None
     error: dict[str, Any] | None = None
     exit_code: int = 0

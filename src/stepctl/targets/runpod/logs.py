@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from typing import Literal
 
 from stepctl.base.files import write_atomic
 from stepctl.runs.pods import PodFile
@@ -34,18 +35,28 @@ def capture(api: Api, file: PodFile, pod: str, *, silence: float = SILENCE_SECON
     return len(lines)
 
 
-_WORDS = {"the job has started": False, "the job has ended": True, "the job is gone": True, "is kept": False}
+Standing = Literal["", "working", "ended", "kept"]
+
+_WORDS: dict[str, Standing] = {
+    "the job has started": "working",
+    "the job has ended": "ended",
+    "the job is gone": "ended",
+    "is kept": "kept",
+}
 
 
-def has_ended(api: Api, pod: str, *, silence: float = SILENCE_SECONDS) -> bool:
-    """Whether a pod's job has ended, and nobody keeps the pod, by the last word of its watchdog."""
-    ended = False
+def standing(api: Api, pod: str, *, silence: float = SILENCE_SECONDS) -> Standing:
+    """What a pod does by the last word of its watchdog: its job works or has ended, or it is kept for the next call.
+
+    Empty when that is not told.
+    """
+    last: Standing = ""
     with suppress(RunpodError):
         for line in api.logs(pod, "container", TAIL, seconds=CAPTURE_SECONDS, silence=silence):
             _, ours, said = line.line.partition("stepctl-watchdog: ")
             if ours:
-                ended = next((what for words, what in _WORDS.items() if said.startswith(words)), ended)
-    return ended
+                last = next((what for words, what in _WORDS.items() if said.startswith(words)), last)
+    return last
 
 
 class Capture:
