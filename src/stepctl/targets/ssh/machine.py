@@ -214,7 +214,7 @@ class SshMachine:
                 launched = self._launched(connection, agent, text.decode())
             except errors.LinkLost as error:
                 # Without examples, whatever was started ends by itself.
-                error.safe, error.next = "nothing was trained", f"stepctl train attach {self._run}"
+                error.safe, error.next = "nothing was trained", "call stepctl train again with the same trace"
                 raise
             if launched.code != "running" or self._clock() >= deadline:
                 break
@@ -246,11 +246,14 @@ class SshMachine:
     def _launched(self, connection: Connection, agent: Agent, spec: str) -> Launched:
         stream = Stream(connection, f"exec sh {command([f'{agent.job}/agent'])} launch")
         launch = Launch(job=agent.job, spec=spec, python=self._python, env=self._where.env, mark=self._mark)
-        stream.write(line(launch))
         try:
+            stream.write(line(launch))
             launched = msgspec.json.decode(stream.line(self._pace.launch), type=Launched)
         except Ended:
             return Launched(error=stream.words() or "the agent ended without an answer")
+        except msgspec.MsgspecError as error:
+            stream.close()
+            return Launched(error=f"the agent says something else: {error}")
         if launched.error:
             stream.close()
         else:
@@ -281,6 +284,8 @@ class SshMachine:
             told = msgspec.json.decode(stream.line(self._pace.launch), type=Launched)
         except Ended:
             told = Launched(error="its starter ended")
+        except msgspec.MsgspecError as error:
+            told = Launched(error=f"its starter says something else: {error}")
         except errors.LinkLost as error:
             # Whether all of it got there, the job itself will say.
             self._link.lost(error)
