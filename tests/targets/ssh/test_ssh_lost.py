@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import threading
 import time
@@ -228,6 +229,66 @@ def test_the_server_goes_away_and_comes_back(rig: Rig, sshd: Sshd) -> None:
     machine.close()
 
 
+def elsewhere(rig: Rig) -> bytes:
+    """Let the machine be another one with the same home; the note that makes it the right one again."""
+    note = rig.there.process.read_bytes()
+    other = {**json.loads(note), "host": "node-a", "started": "boot-of-a:7", "view": "boot-of-a pid:[1]"}
+    rig.there.process.write_text(json.dumps(other))
+    return note
+
+
+def serves(rig: Rig) -> list[str]:
+    """The times that somebody attached."""
+    return [c for c in rig.sshd.commands() if " serve " in c]
+
+
+def test_another_machine_with_the_same_home_is_not_believed(rig: Rig) -> None:
+    rig.faults(pause_at="step:2")
+    machine = rig.machine()
+    process = rig.begin(machine)
+    until(lambda: "step:2" in said(rig.there.path))
+    machine.close()
+    note = elsewhere(rig)
+    words = f"the job was started on node-a, and this is {os.uname().nodename}"
+    later = rig.machine(process)
+    assert later.alive()
+    for act in (later.sync, lambda: later.retrieve("main", []), lambda: later.prepare(Freight())):
+        with pytest.raises(errors.BadSetup, match=words) as caught:
+            act()
+        assert caught.value.code == "ssh_other_host"
+    later.release()
+    assert words in rig.notices[-1]
+    assert rig.there.job.exists()
+    rig.there.process.write_bytes(note)
+    rig.go()
+    last = rig.machine(process)
+    assert rig.follow(last).state == "done"
+    last.close()
+
+
+def test_a_connection_that_comes_back_to_another_machine_is_sought_again(rig: Rig, relay: Relay) -> None:
+    rig.through(relay).faults(pause_at="step:2")
+    clock = Clock()
+    machine = rig.machine(clock=clock)
+    rig.begin(machine)
+    until(lambda: (machine.sync(), "step:2" in said(rig.job.path))[1])
+    note = elsewhere(rig)
+    relay.reset()
+    for _ in range(2):
+        tries = len(serves(rig))
+        until(lambda: (setattr(clock, "more", clock.more + 5), machine.sync(), len(serves(rig)) > tries)[2])  # noqa: B023
+        assert machine.alive()
+    until(lambda: (machine.sync(), len(rig.notices) == 2)[1])
+    assert "the job was started on node-a" in rig.notices[1]
+    rig.there.process.write_bytes(note)
+    clock.more += max(BACK_OFF_SEC)
+    until(lambda: (machine.sync(), not machine.lost)[1])
+    rig.go()
+    assert rig.follow(machine).state == "done"
+    rig.same()
+    machine.close()
+
+
 def test_an_attached_client_that_reaches_nobody_goes_on_trying(rig: Rig, relay: Relay) -> None:
     machine = rig.machine()
     process = rig.begin(machine)
@@ -323,7 +384,10 @@ def test_what_a_person_must_mend_is_said_at_once_but_not_after_a_connection() ->
     error.clear()
     now[0] += 100.0
     assert link.soon(5) is not None
-    assert len(notices) == 2
+    assert notices[0].startswith("the connection to there is lost")
+    assert "the host key of there is not known" in notices[1]
+    assert notices[2] == "connected to there again"
+    assert len(notices) == 3
 
 
 def test_a_connection_that_nobody_waits_for_any_more_is_closed() -> None:

@@ -128,3 +128,14 @@ def login_refused(where: str, user: str, tried: list[str], notes: list[str]) -> 
         safe=_SAFE,
         next=f"put your public key into ~{user}/.ssh/authorized_keys there, or name the right one: key = ...",
     )
+
+
+def other_host(where: str, why: str) -> BadSetup:
+    """The error for a name that led to another machine than before, with the same home."""
+    return BadSetup(
+        f"{where} is not the machine of this job: {why}",
+        safe="the job goes on if it runs, and nothing of it was removed",
+        next="let that host lead to the first one (HostName in ~/.ssh/config) until the run has ended; "
+        "a target must name one machine",
+        code="ssh_other_host",
+    )

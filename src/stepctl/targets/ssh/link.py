@@ -65,7 +65,7 @@ class Link:
         self._opened: Opened | None = None
         self._attempt: _Attempt | None = None
         self._failed, self._next = 0, 0.0
-        self._was_open = self._told = False
+        self._was_open = self._told = self._told_what_lasts = False
 
     @property
     def opened(self) -> Opened | None:
@@ -81,7 +81,7 @@ class Link:
         self._opened, self._was_open, self._failed = opened, True, 0
         if self._told:
             self._notice(f"connected to {opened.connection.where} again")
-            self._told = False
+            self._told = self._told_what_lasts = False
 
     def now(self) -> Opened:
         """Open it, waiting for that.
@@ -119,12 +119,15 @@ class Link:
         return None
 
     def lost(self, error: StepctlError) -> None:
-        """Note that there is no connection, say it once, and wait longer each time before the next try.
+        """Note that there is no connection, and wait longer each time before the next try.
+
+        It is said once, and once more when a person must mend something.
 
         Raises:
             SshError: ``error``, when it lasts and there never was a connection.
         """
-        if isinstance(error, errors.SshError) and error.lasting and not self._was_open:
+        lasts = isinstance(error, errors.SshError) and error.lasting
+        if lasts and not self._was_open:
             raise error
         if self._opened is not None:
             self._opened.connection.close()
@@ -132,8 +135,8 @@ class Link:
         pause = BACK_OFF_SEC[min(self._failed, len(BACK_OFF_SEC) - 1)]
         self._failed += 1
         self._next = self._clock() + pause
-        if not self._told:
-            self._told = True
+        if not self._told or (lasts and not self._told_what_lasts):
+            self._told, self._told_what_lasts = True, self._told_what_lasts or lasts
             self._notice(f"{error.message}; a job that runs there goes on, and the connection is sought again")
 
     def _leave(self) -> None:
