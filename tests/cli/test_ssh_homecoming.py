@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,14 @@ def test_a_cancelled_run_claims_only_what_is_in_the_bucket(away: Away) -> None:
     assert away.status()["step"] == 0
     assert away.train("b.jsonl", "--key", "b")["global_step"] == 4
     assert away.trained() == 16
+
+
+def test_a_folder_that_was_removed_there_is_said_to_be_gone(away: Away) -> None:
+    [job] = away.jobs()
+    shutil.rmtree(job)
+    code, answer = attach(away)
+    assert (code, answer["state"], answer["global_step"]) == (1, "failed", 0)
+    assert f"has nothing of run {away.runs()[-1].name} any more" in answer["error"]["message"]
 
 
 def test_a_machine_that_lost_the_end_of_its_files(away: Away) -> None:

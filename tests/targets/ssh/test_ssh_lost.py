@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import threading
 import time
 
@@ -17,6 +18,7 @@ from tests.targets.ssh.rig import Rig
 
 from stepctl.base.errors import StepctlError
 from stepctl.jobs.directory import Payload
+from stepctl.runs.process import identify
 from stepctl.targets.base import Freight
 from stepctl.targets.ssh import errors
 from stepctl.targets.ssh.connect import Limits
@@ -235,6 +237,66 @@ def elsewhere(rig: Rig) -> bytes:
     other = {**json.loads(note), "host": "node-a", "started": "boot-of-a:7", "view": "boot-of-a pid:[1]"}
     rig.there.process.write_text(json.dumps(other))
     return note
+
+
+@pytest.mark.parametrize("hidden", ["work", "runs"])
+def test_a_disk_that_is_mounted_late_after_a_restart(rig: Rig, hidden: str) -> None:
+    """The job died with the machine; what it saved is fetched when the disk is there."""
+    rig.faults(pause_at="step:3")
+    first = rig.machine()
+    train = msgspec.structs.replace(rig.spec().train, save_every_minutes=1e-9)
+    process = rig.begin(first, train=train)
+    until(lambda: "step:3" in said(rig.there.path))
+    first.close()
+    os.killpg(process.pid, signal.SIGKILL)
+    until(lambda: identify(process.pid) is None)
+    where, aside = rig.workdir / ("" if hidden == "work" else "runs"), rig.folder / "not-mounted"
+    where.rename(aside)
+
+    clock = Clock()
+    machine = rig.machine(process, clock=clock)
+    for _ in range(3):
+        assert machine.alive()
+        machine.sync()
+        assert machine.lost
+        clock.more += max(BACK_OFF_SEC)
+    assert f"has no {rig.workdir}/runs now" in rig.notices[0]
+    assert len(rig.notices) == 1
+    with pytest.raises(errors.NoWorkdir) as caught:
+        machine.retrieve("main", [])
+    assert f"stepctl train attach {rig.run}" in caught.value.next
+    aside.rename(where)
+    until(lambda: (setattr(clock, "more", clock.more + 5), machine.sync(), not machine.alive())[2])
+    assert machine.death() == "it ended without a result"
+    assert [path.name[:8] for path in machine.retrieve("main", [])] == ["00000001", "00000002"]
+    machine.close()
+
+
+def test_a_disk_that_does_not_come_back_is_given_up(rig: Rig, relay: Relay) -> None:
+    rig.through(relay).faults(pause_at="step:2")
+    first = rig.machine()
+    process = rig.begin(first)
+    first.close()
+    os.killpg(process.pid, signal.SIGKILL)
+    rig.workdir.rename(rig.folder / "gone")
+
+    clock = Clock()
+    machine = rig.machine(process, clock=clock, limits=SHORT)
+    assert machine.alive()
+    clock.more += Pace().absent - 10
+    # Another restart on the way: the time begins again.
+    relay.cut()
+    until(lambda: (machine.sync(), machine._link._failed == 2)[1])
+    relay.mend()
+    clock.more += max(BACK_OFF_SEC)
+    until(lambda: (machine.sync(), machine._link._failed == 3)[1])
+    assert machine.alive()
+    clock.more += Pace().absent + 1
+    until(lambda: (machine.sync(), not machine.alive())[1])
+    assert machine.death() == f"127.0.0.1 port {relay.port} has nothing of run {rig.run} any more"
+    assert machine.retrieve("main", []) == []
+    machine.release()
+    machine.close()
 
 
 def serves(rig: Rig) -> list[str]:

@@ -513,10 +513,13 @@ def test_two_clients_may_follow_one_job(rig: Rig) -> None:
 
 
 def test_a_folder_that_vanished_there(rig: Rig) -> None:
+    (rig.workdir / "runs").mkdir(parents=True)
     machine = rig.machine(ProcessId(pid=1, started="x"))
     assert not machine.alive()
+    assert machine.death().endswith(f"has nothing of run {rig.run} any more")
     machine.sync()
     assert not rig.job.exit_code.exists()
+    assert machine.retrieve("main", []) == []
     machine.close()
 
 

@@ -26,6 +26,12 @@ class Unreachable(SshError):
     code = "ssh_unreachable"
 
 
+class NoWorkdir(SshError):
+    """The machine is there, and its working directory is not, or not yet."""
+
+    code = "ssh_no_workdir"
+
+
 class UnknownName(SshError):
     """The host's name means no address."""
 
@@ -138,4 +144,14 @@ def other_host(where: str, why: str) -> BadSetup:
         next="let that host lead to the first one (HostName in ~/.ssh/config) until the run has ended; "
         "a target must name one machine",
         code="ssh_other_host",
+    )
+
+
+def no_workdir(where: str, workdir: str, run: str) -> NoWorkdir:
+    """The error for a working directory that had a run, and is not there."""
+    return NoWorkdir(
+        f"{where} has no {workdir}/runs now",
+        safe="if its disk is only not mounted yet, nothing is lost",
+        next=f"once it is there: stepctl train attach {run}; if it is gone for good: "
+        f"stepctl train cancel {run} --abandon",
     )

@@ -57,6 +57,24 @@ class _Attempt:
         return not self._thread.is_alive()
 
 
+class Absence:
+    """How long something has been missing without a break, so that what only comes late is not given up."""
+
+    def __init__(self, clock: Callable[[], float], hold: float) -> None:
+        self._clock, self._hold = clock, hold
+        self._since: float | None = None
+
+    def believed(self) -> bool:
+        """It is missing now; whether it was for as long as it takes."""
+        if self._since is None:
+            self._since = self._clock()
+        return self._clock() - self._since >= self._hold
+
+    def over(self) -> None:
+        """It is there, or nobody can tell."""
+        self._since = None
+
+
 class Link:
     """Opens, keeps and reopens."""
 
