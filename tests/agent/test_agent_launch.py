@@ -88,6 +88,8 @@ def test_what_is_sent_reaches_the_trainer_and_nothing_else(job: JobDir, trainer:
     told = launcher.begin(Launch(job=str(job.path), spec=spec(), python=trainer, env={"MORE": "1"}))
     note = msgspec.json.decode(job.process.read_bytes(), type=Started)
     assert (note.pid, note.started, note.attempt) == (told.pid, told.started, "a1")
+    assert note.host == os.uname().nodename
+    assert note.view.startswith(told.started.rpartition(":")[0])
     assert job.job.read_text() == spec()
     data = b"\x00\n" + os.urandom(3_000_000)
     launcher.stdin.write(data)
@@ -141,6 +143,8 @@ def test_a_mark_names_the_job(job: JobDir, trainer: str, launcher: Launcher, tmp
     mark = tmp_path / "state/job"
     launcher.begin(Launch(job=str(job.path), spec=spec(), python=trainer, mark=str(mark)))
     assert mark.read_bytes() == os.fsencode(job.path)
+    # A pod that starts anew may have another name, and is the same one.
+    assert "host" not in json.loads(job.process.read_bytes())
 
 
 def test_a_job_runs_once_at_a_time(job: JobDir, trainer: str, launcher: Launcher) -> None:
@@ -165,6 +169,18 @@ def test_a_trainer_that_outlived_its_launcher_is_not_started_again(job: JobDir, 
     one.process.kill()
     assert Launcher().begin(Launch(job=str(job.path), spec=spec(), python=str(lasting))).code == "running"
     os.killpg(told.pid, signal.SIGKILL)
+
+
+def test_a_job_that_may_run_on_another_machine_is_not_started_again(
+    job: JobDir, trainer: str, launcher: Launcher
+) -> None:
+    job.path.mkdir(parents=True)
+    note = msgspec.json.encode(Started(pid=1, started="boot-of-a:7", attempt="a1", host="node-a"))
+    job.process.write_bytes(note)
+    told = launcher.begin(Launch(job=str(job.path), spec=spec(), python=trainer))
+    assert told.error == f"the job was started on node-a, and this is {os.uname().nodename}"
+    assert job.process.read_bytes() == note
+    assert not job.job.exists()
 
 
 def test_a_start_clears_what_an_earlier_one_left(job: JobDir, trainer: str, launcher: Launcher) -> None:

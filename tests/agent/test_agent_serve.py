@@ -128,6 +128,56 @@ def test_a_job_that_runs_and_one_that_ended(workdir: Path, job: JobDir) -> None:
     assert (told.alive, told.exit_code, told.result) == (False, b"1\n", b"{}")
 
 
+def test_a_job_of_another_machine_with_the_same_home(workdir: Path, job: JobDir) -> None:
+    here = os.uname().nodename
+    words = f"the job was started on node-a, and this is {here}"
+    note = Started(pid=os.getpid(), started="boot-of-a:7", attempt="a1", host="node-a", view="boot-of-a pid:[1]")
+    job.process.write_bytes(msgspec.json.encode(note))
+    told = ask(workdir, "hello", job=str(job.path))
+    assert (told.error, told.protocol) == (words, PROTOCOL)
+    for op, more in (("poll", {}), ("find", {}), ("signal", {"name": "KILL"}), ("remove", {"path": str(job.path)})):
+        assert ask(workdir, op, job=str(job.path), **more).error == words
+    assert job.process.exists()
+    # Its last write says that it is over, wherever it was.
+    job.exit_code.write_text("0\n")
+    assert ask(workdir, "hello", job=str(job.path)).error == ""
+    told_job = ask(workdir, "poll", job=str(job.path)).job
+    assert told_job is not None
+    assert not told_job.alive
+    assert not ask(workdir, "remove", path=str(job.path)).error
+    assert not job.path.exists()
+
+
+@pytest.mark.parametrize("host", ["", None])
+def test_a_machine_that_was_restarted_lost_its_job(workdir: Path, job: JobDir, host: str | None) -> None:
+    """Also by the note of an older release, which has no host."""
+    host = os.uname().nodename if host is None else host
+    note = Started(pid=os.getpid(), started="the boot before:7", attempt="a1", host=host, view="the boot before pid")
+    job.process.write_bytes(msgspec.json.encode(note))
+    assert ask(workdir, "hello", job=str(job.path)).error == ""
+    told = ask(workdir, "poll", job=str(job.path)).job
+    assert told is not None
+    assert not told.alive
+    assert not ask(workdir, "remove", path=str(job.path)).error
+
+
+def test_a_machine_that_has_another_name_now(workdir: Path, job: JobDir) -> None:
+    from stepctl.agent import launch
+
+    process = running(job)
+    note = msgspec.json.decode(job.process.read_bytes(), type=Started)
+    note = msgspec.structs.replace(note, host="its-old-name", view=launch._view())
+    job.process.write_bytes(msgspec.json.encode(note))
+    told = ask(workdir, "poll", job=str(job.path)).job
+    assert told is not None
+    assert told.alive
+    process.kill()
+    process.wait()
+    told = ask(workdir, "poll", job=str(job.path)).job
+    assert told is not None
+    assert not told.alive
+
+
 def test_a_number_that_another_process_has_now(workdir: Path, job: JobDir) -> None:
     job.process.write_bytes(msgspec.json.encode(Started(pid=os.getpid(), started="long ago", attempt="a1")))
     told = ask(workdir, "find", job=str(job.path)).job

@@ -8,11 +8,14 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.doubles.project import Project, dying_program, kill, rows, until
 from tests.doubles.relay import Relay
 from tests.doubles.sshd import Sshd
+
+from stepctl.targets.ssh.machine import SshMachine
 
 pytestmark = pytest.mark.sshd
 
@@ -226,6 +229,31 @@ def test_a_lost_connection_is_sought_again(tmp_path: Path, sshd: Sshd) -> None:
     assert json.loads(out)["losses"] == [1.0, 0.5, pytest.approx(1 / 3)]
     assert "lost" in err
     away.verify()
+
+
+def test_a_start_that_was_cut_is_repeated_as_its_message_says(tmp_path: Path, sshd: Sshd) -> None:
+    relay = Relay(sshd.port)
+    sshd.trust(relay.port)
+    away = Away(tmp_path, sshd, port=relay.port)
+    away.trace("b.jsonl", rows(10))
+    real = SshMachine._launched
+
+    def cut(self: SshMachine, *args: Any) -> Any:
+        relay.cut()
+        return real(self, *args)
+
+    with mock.patch.object(SshMachine, "_launched", cut):
+        done = away.call("train", "b.jsonl", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"], error["safe"]) == (1, "ssh_lost", "nothing was trained")
+    assert error["next"] == "call stepctl train again with the same trace"
+    # To follow that run leads nowhere: it is over.
+    assert attach(away, code=1)["error"]["next"] == error["next"]
+    relay.mend()
+    assert away.train("b.jsonl")["state"] == "done"
+    assert away.trained() == 10
+    away.verify()
+    relay.close()
 
 
 def test_a_bucket_that_refuses_keeps_the_work_here(away: Away) -> None:

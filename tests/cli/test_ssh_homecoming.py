@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,32 @@ def test_a_cancelled_run_claims_only_what_is_in_the_bucket(away: Away) -> None:
     assert (code, answer["state"], answer["global_step"], answer["checkpoint"]) == (7, "cancelled", 0, None)
     assert answer["losses"] == []
     assert away.status()["step"] == 0
+    assert away.train("b.jsonl", "--key", "b")["global_step"] == 4
+    assert away.trained() == 16
+
+
+def test_a_folder_that_was_removed_there_is_said_to_be_gone(away: Away) -> None:
+    [job] = away.jobs()
+    shutil.rmtree(job)
+    code, answer = attach(away)
+    assert (code, answer["state"], answer["global_step"]) == (1, "failed", 0)
+    assert f"has nothing of run {away.runs()[-1].name} any more" in answer["error"]["message"]
+
+
+def test_a_disk_that_is_gone_for_good_is_given_up_as_the_message_says(away: Away) -> None:
+    run = away.runs()[-1]
+    [job] = away.jobs()
+    for name in ("job.json", "events.jsonl", "result.json", "exit_code"):
+        shutil.copyfile(job / name, run / name)
+    away.there.rename(away.path / "not-mounted")
+    code, answer = attach(away)
+    assert (code, answer["error"]["code"]) == (1, "ssh_no_workdir")
+    give_up = f"stepctl train cancel {run.name} --abandon"
+    assert give_up in answer["error"]["next"]
+    done = away.call(*give_up.split()[1:], "--json")
+    assert json.loads(done.stdout)["state"] == "cancelled", done.stderr
+    assert away.status()["step"] == 0
+    away.there.mkdir()
     assert away.train("b.jsonl", "--key", "b")["global_step"] == 4
     assert away.trained() == 16
 

@@ -100,7 +100,7 @@ def remove(workdir: Path, ask: Ask) -> None:
     """Remove a folder below the working directory; a job's only once its trainer has ended.
 
     Raises:
-        OSError: the job runs, or the folder is elsewhere.
+        OSError: the job runs, or may run on another machine, or the folder is elsewhere.
     """
     path = Path(ask.path)
     if not os.path.lexists(path):

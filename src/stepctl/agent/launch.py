@@ -23,6 +23,8 @@ from stepctl.runs.record import ProcessId
 _BLOCK = 1 << 20
 _END_SEC = 5.0
 _INIT_ENVIRONMENT = Path("/proc/1/environ")
+_NAMESPACE = Path("/proc/self/ns/pid")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Refused(Exception):
@@ -79,9 +81,37 @@ def started(job: JobDir) -> Started | None:
 
 
 def living(job: JobDir) -> bool:
-    """Whether the job's trainer runs."""
+    """Whether the job's trainer runs.
+
+    Raises:
+        OSError: it was started on another machine, and only that one could tell.
+    """
     last = started(job)
-    return last is not None and alive(ProcessId(pid=last.pid, started=last.started))
+    if last is None:
+        return False
+    if alive(ProcessId(pid=last.pid, started=last.started)):
+        return True
+    if words := elsewhere(job):
+        raise OSError(words)
+    return False
+
+
+def elsewhere(job: JobDir) -> str:
+    """Which other machine a job was started on that may still run; empty when it can be judged here."""
+    last, here = started(job), os.uname().nodename
+    if last is None or last.host in ("", here) or job.exit_code.exists():
+        return ""
+    if last.view and last.view == _view():
+        return ""  # the machine has another name now
+    return f"the job was started on {last.host}, and this is {here}"
+
+
+def _view() -> str:
+    """What process numbers mean here; empty where that is not to be had."""
+    try:
+        return f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
+    except OSError:
+        return ""
 
 
 def _start(job: JobDir, told: Launch, umask: int) -> subprocess.Popen[bytes]:
@@ -120,6 +150,8 @@ def _note(job: JobDir, told: Launch, child: subprocess.Popen[bytes]) -> str:
     found = identify(child.pid)
     began = found.started if found else "ended at once"
     note = Started(pid=child.pid, started=began, attempt=attempt_of(told.spec.encode()))
+    if not told.mark:  # a pod is one machine, whose name may change when it starts anew
+        note = msgspec.structs.replace(note, host=os.uname().nodename, view=_view())
     write_atomic(job.process, msgspec.json.encode(note) + b"\n", mode=0o600)
     if told.mark:
         make_dirs(Path(told.mark).parent)

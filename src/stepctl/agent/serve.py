@@ -8,7 +8,9 @@ import msgspec
 
 from stepctl import __version__
 from stepctl.agent import jobs
+from stepctl.agent.launch import elsewhere
 from stepctl.agent.pipes import Input, writer
+from stepctl.jobs.directory import JobDir
 from stepctl.jobs.remote import PROTOCOL, Ask, Told, line
 
 
@@ -40,6 +42,8 @@ def _done(workdir: Path, ask: Ask) -> Told:
     jobs.renew(ask.lease)
     if ask.op == "hello":
         told.protocol, told.release = PROTOCOL, __version__
+        if ask.job:
+            told.error = elsewhere(JobDir(Path(ask.job)))
     elif ask.op in ("poll", "find"):
         told.job = jobs.look(ask)
     elif ask.op == "request":

@@ -93,12 +93,18 @@ class Launched(Struct, kw_only=True, omit_defaults=True):
     code: str = ""
 
 
-class Started(Struct, kw_only=True, frozen=True):
-    """``process.json`` in a job's directory: the trainer's process (see runs/process.py) and its start."""
+class Started(Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """``process.json`` in a job's directory: the trainer's process (see runs/process.py) and its start.
+
+    ``host`` is the name of the machine that it was started on, and ``view`` its boot and process namespace: where the
+    directory is shared, only there can it be told whether the process runs. Both are empty for a pod.
+    """
 
     pid: int
     started: str
     attempt: str = ""
+    host: str = ""
+    view: str = ""
 
 
 def line(value: Struct) -> bytes:

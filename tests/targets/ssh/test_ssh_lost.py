@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import signal
 import threading
 import time
 
@@ -16,6 +18,7 @@ from tests.targets.ssh.rig import Rig
 
 from stepctl.base.errors import StepctlError
 from stepctl.jobs.directory import Payload
+from stepctl.runs.process import identify
 from stepctl.targets.base import Freight
 from stepctl.targets.ssh import errors
 from stepctl.targets.ssh.connect import Limits
@@ -228,6 +231,126 @@ def test_the_server_goes_away_and_comes_back(rig: Rig, sshd: Sshd) -> None:
     machine.close()
 
 
+def elsewhere(rig: Rig) -> bytes:
+    """Let the machine be another one with the same home; the note that makes it the right one again."""
+    note = rig.there.process.read_bytes()
+    other = {**json.loads(note), "host": "node-a", "started": "boot-of-a:7", "view": "boot-of-a pid:[1]"}
+    rig.there.process.write_text(json.dumps(other))
+    return note
+
+
+@pytest.mark.parametrize("hidden", ["work", "runs"])
+def test_a_disk_that_is_mounted_late_after_a_restart(rig: Rig, hidden: str) -> None:
+    """The job died with the machine; what it saved is fetched when the disk is there."""
+    rig.faults(pause_at="step:3")
+    first = rig.machine()
+    train = msgspec.structs.replace(rig.spec().train, save_every_minutes=1e-9)
+    process = rig.begin(first, train=train)
+    until(lambda: "step:3" in said(rig.there.path))
+    first.close()
+    os.killpg(process.pid, signal.SIGKILL)
+    until(lambda: identify(process.pid) is None)
+    where, aside = rig.workdir / ("" if hidden == "work" else "runs"), rig.folder / "not-mounted"
+    where.rename(aside)
+
+    clock = Clock()
+    machine = rig.machine(process, clock=clock)
+    for _ in range(3):
+        assert machine.alive()
+        machine.sync()
+        assert machine.lost
+        clock.more += max(BACK_OFF_SEC)
+    assert f"has no {rig.workdir}/runs now" in rig.notices[0]
+    assert len(rig.notices) == 1
+    with pytest.raises(errors.NoWorkdir) as caught:
+        machine.retrieve("main", [])
+    assert f"stepctl train attach {rig.run}" in caught.value.next
+    aside.rename(where)
+    until(lambda: (setattr(clock, "more", clock.more + 5), machine.sync(), not machine.alive())[2])
+    assert machine.death() == "it ended without a result"
+    assert [path.name[:8] for path in machine.retrieve("main", [])] == ["00000001", "00000002"]
+    machine.close()
+
+
+def test_a_disk_that_does_not_come_back_is_given_up(rig: Rig, relay: Relay) -> None:
+    rig.through(relay).faults(pause_at="step:2")
+    first = rig.machine()
+    process = rig.begin(first)
+    first.close()
+    os.killpg(process.pid, signal.SIGKILL)
+    rig.workdir.rename(rig.folder / "gone")
+
+    clock = Clock()
+    machine = rig.machine(process, clock=clock, limits=SHORT)
+    assert machine.alive()
+    clock.more += Pace().absent - 10
+    # Another restart on the way: the time begins again.
+    relay.cut()
+    until(lambda: (machine.sync(), machine._link._failed == 2)[1])
+    relay.mend()
+    clock.more += max(BACK_OFF_SEC)
+    until(lambda: (machine.sync(), machine._link._failed == 3)[1])
+    assert machine.alive()
+    clock.more += Pace().absent + 1
+    until(lambda: (machine.sync(), not machine.alive())[1])
+    assert machine.death() == f"127.0.0.1 port {relay.port} has nothing of run {rig.run} any more"
+    assert machine.retrieve("main", []) == []
+    machine.release()
+    machine.close()
+
+
+def serves(rig: Rig) -> list[str]:
+    """The times that somebody attached."""
+    return [c for c in rig.sshd.commands() if " serve " in c]
+
+
+def test_another_machine_with_the_same_home_is_not_believed(rig: Rig) -> None:
+    rig.faults(pause_at="step:2")
+    machine = rig.machine()
+    process = rig.begin(machine)
+    until(lambda: "step:2" in said(rig.there.path))
+    machine.close()
+    note = elsewhere(rig)
+    words = f"the job was started on node-a, and this is {os.uname().nodename}"
+    later = rig.machine(process)
+    assert later.alive()
+    for act in (later.sync, lambda: later.retrieve("main", []), lambda: later.prepare(Freight())):
+        with pytest.raises(errors.BadSetup, match=words) as caught:
+            act()
+        assert caught.value.code == "ssh_other_host"
+    later.release()
+    assert words in rig.notices[-1]
+    assert rig.there.job.exists()
+    rig.there.process.write_bytes(note)
+    rig.go()
+    last = rig.machine(process)
+    assert rig.follow(last).state == "done"
+    last.close()
+
+
+def test_a_connection_that_comes_back_to_another_machine_is_sought_again(rig: Rig, relay: Relay) -> None:
+    rig.through(relay).faults(pause_at="step:2")
+    clock = Clock()
+    machine = rig.machine(clock=clock)
+    rig.begin(machine)
+    until(lambda: (machine.sync(), "step:2" in said(rig.job.path))[1])
+    note = elsewhere(rig)
+    relay.reset()
+    for _ in range(2):
+        tries = len(serves(rig))
+        until(lambda: (setattr(clock, "more", clock.more + 5), machine.sync(), len(serves(rig)) > tries)[2])  # noqa: B023
+        assert machine.alive()
+    until(lambda: (machine.sync(), len(rig.notices) == 2)[1])
+    assert "the job was started on node-a" in rig.notices[1]
+    rig.there.process.write_bytes(note)
+    clock.more += max(BACK_OFF_SEC)
+    until(lambda: (machine.sync(), not machine.lost)[1])
+    rig.go()
+    assert rig.follow(machine).state == "done"
+    rig.same()
+    machine.close()
+
+
 def test_an_attached_client_that_reaches_nobody_goes_on_trying(rig: Rig, relay: Relay) -> None:
     machine = rig.machine()
     process = rig.begin(machine)
@@ -323,7 +446,10 @@ def test_what_a_person_must_mend_is_said_at_once_but_not_after_a_connection() ->
     error.clear()
     now[0] += 100.0
     assert link.soon(5) is not None
-    assert len(notices) == 2
+    assert notices[0].startswith("the connection to there is lost")
+    assert "the host key of there is not known" in notices[1]
+    assert notices[2] == "connected to there again"
+    assert len(notices) == 3
 
 
 def test_a_connection_that_nobody_waits_for_any_more_is_closed() -> None:

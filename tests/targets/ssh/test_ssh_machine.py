@@ -22,6 +22,8 @@ from stepctl.jobs.events import Transfer
 from stepctl.jobs.spec import ModelSpec, decode_job
 from stepctl.runs.record import ProcessId
 from stepctl.targets.base import Freight
+from stepctl.targets.ssh import machine as module
+from stepctl.targets.ssh.channel import Stream
 from stepctl.targets.ssh.transfer import TransferFailed
 
 pytestmark = pytest.mark.sshd
@@ -364,6 +366,40 @@ def test_a_trainer_that_does_not_start(rig: Rig) -> None:
     machine.close()
 
 
+class Late(Stream):
+    """Writes once the command has ended, as over a slow line."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        until(lambda: self._channel.closed)
+        super().write(data)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("echo no room for it >&2; exit 1", "no room for it"), ("exit 1", "the agent ended without an answer")],
+)
+def test_an_agent_that_dies_before_it_reads_what_to_start(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    machine = rig.machine()
+    machine.prepare(Freight())
+    (rig.there.path / "agent").write_text(script)
+    monkeypatch.setattr(module, "Stream", Late)
+    with pytest.raises(StepctlError, match=f"the trainer cannot be started on 127.0.0.1.*: {words}") as caught:
+        machine.start(rig.spec())
+    assert (caught.value.code, caught.value.safe) == ("no_trainer", "nothing was trained")
+    machine.close()
+
+
+def test_an_agent_that_says_something_else(rig: Rig) -> None:
+    machine = rig.machine()
+    machine.prepare(Freight())
+    (rig.there.path / "agent").write_text("echo hello; cat > /dev/null")
+    with pytest.raises(StepctlError, match="the agent says something else"):
+        machine.start(rig.spec())
+    machine.close()
+
+
 def test_a_trainer_that_dies_before_it_takes_the_examples(rig: Rig, tmp_path: Path) -> None:
     dying = tmp_path / "dying"
     dying.write_text("#!/bin/sh\necho no module named torch >&2\nexit 3\n")
@@ -477,10 +513,13 @@ def test_two_clients_may_follow_one_job(rig: Rig) -> None:
 
 
 def test_a_folder_that_vanished_there(rig: Rig) -> None:
+    (rig.workdir / "runs").mkdir(parents=True)
     machine = rig.machine(ProcessId(pid=1, started="x"))
     assert not machine.alive()
+    assert machine.death().endswith(f"has nothing of run {rig.run} any more")
     machine.sync()
     assert not rig.job.exit_code.exists()
+    assert machine.retrieve("main", []) == []
     machine.close()
 
 

@@ -266,26 +266,32 @@ def attach(connection: Connection, workdir: str, run: str) -> Agent | None:
     """The agent that a run was set up with; None when the machine has no such run.
 
     Raises:
-        LinkLost, BadSetup: the connection broke; the agent does not start.
+        LinkLost, BadSetup: the connection broke; the agent does not start, or is not where the job was started.
+        NoWorkdir: the machine has no run at all, perhaps since its disk is not mounted.
     """
     script = (
-        f"cd {shell_path(workdir)} 2>/dev/null && test -f runs/{shlex.quote(run)}/agent || {{ echo absent; exit 0; }}; "
+        f"cd {shell_path(workdir)} 2>/dev/null && test -d runs || {{ echo nowhere; exit 0; }}; "
+        f"test -f runs/{shlex.quote(run)}/agent || {{ echo absent; exit 0; }}; "
         f'echo "$(pwd -P)"; exec sh runs/{shlex.quote(run)}/agent serve "$(pwd -P)"'
     )
     stream = Stream(connection, script)
     try:
         first = stream.line().decode(errors="surrogateescape")
-        if first == "absent":
+        if first in ("absent", "nowhere"):
             stream.close()
+            if first == "nowhere":
+                raise errors.no_workdir(connection.where, workdir, run)
             return None
         agent = Agent(connection, stream, f"{first}/runs/{run}")
-        told = agent.ask(Ask(op="hello"))
+        told = agent.ask(Ask(op="hello", job=agent.job))
         if told.protocol != PROTOCOL:
             raise errors.BadSetup(
                 f"run {run} was set up by stepctl {told.release}, which speaks another protocol",
                 safe="its job goes on",
                 next=f"attach to it with stepctl {told.release}",
             )
+        if told.error:
+            raise errors.other_host(connection.where, told.error)
     except Ended:
         raise errors.BadSetup(
             f"no shell on {connection.where}: {stream.words() or 'the login ended at once'}"

@@ -26,6 +26,12 @@ class Unreachable(SshError):
     code = "ssh_unreachable"
 
 
+class NoWorkdir(SshError):
+    """The machine is there, and its working directory is not, or not yet."""
+
+    code = "ssh_no_workdir"
+
+
 class UnknownName(SshError):
     """The host's name means no address."""
 
@@ -127,4 +133,25 @@ def login_refused(where: str, user: str, tried: list[str], notes: list[str]) -> 
         f"{where} lets nobody in as {user} ({'; '.join([keys, *notes])})",
         safe=_SAFE,
         next=f"put your public key into ~{user}/.ssh/authorized_keys there, or name the right one: key = ...",
+    )
+
+
+def other_host(where: str, why: str) -> BadSetup:
+    """The error for a name that led to another machine than before, with the same home."""
+    return BadSetup(
+        f"{where} is not the machine of this job: {why}",
+        safe="the job goes on if it runs, and nothing of it was removed",
+        next="let that host lead to the first one (HostName in ~/.ssh/config) until the run has ended; "
+        "a target must name one machine",
+        code="ssh_other_host",
+    )
+
+
+def no_workdir(where: str, workdir: str, run: str) -> NoWorkdir:
+    """The error for a working directory that had a run, and is not there."""
+    return NoWorkdir(
+        f"{where} has no {workdir}/runs now",
+        safe="if its disk is only not mounted yet, nothing is lost",
+        next=f"once it is there: stepctl train attach {run}; if it is gone for good: "
+        f"stepctl train cancel {run} --abandon",
     )

@@ -57,6 +57,24 @@ class _Attempt:
         return not self._thread.is_alive()
 
 
+class Absence:
+    """How long something has been missing without a break, so that what only comes late is not given up."""
+
+    def __init__(self, clock: Callable[[], float], hold: float) -> None:
+        self._clock, self._hold = clock, hold
+        self._since: float | None = None
+
+    def believed(self) -> bool:
+        """It is missing now; whether it was for as long as it takes."""
+        if self._since is None:
+            self._since = self._clock()
+        return self._clock() - self._since >= self._hold
+
+    def over(self) -> None:
+        """It is there, or nobody can tell."""
+        self._since = None
+
+
 class Link:
     """Opens, keeps and reopens."""
 
@@ -65,7 +83,7 @@ class Link:
         self._opened: Opened | None = None
         self._attempt: _Attempt | None = None
         self._failed, self._next = 0, 0.0
-        self._was_open = self._told = False
+        self._was_open = self._told = self._told_what_lasts = False
 
     @property
     def opened(self) -> Opened | None:
@@ -81,7 +99,7 @@ class Link:
         self._opened, self._was_open, self._failed = opened, True, 0
         if self._told:
             self._notice(f"connected to {opened.connection.where} again")
-            self._told = False
+            self._told = self._told_what_lasts = False
 
     def now(self) -> Opened:
         """Open it, waiting for that.
@@ -119,12 +137,15 @@ class Link:
         return None
 
     def lost(self, error: StepctlError) -> None:
-        """Note that there is no connection, say it once, and wait longer each time before the next try.
+        """Note that there is no connection, and wait longer each time before the next try.
+
+        It is said once, and once more when a person must mend something.
 
         Raises:
             SshError: ``error``, when it lasts and there never was a connection.
         """
-        if isinstance(error, errors.SshError) and error.lasting and not self._was_open:
+        lasts = isinstance(error, errors.SshError) and error.lasting
+        if lasts and not self._was_open:
             raise error
         if self._opened is not None:
             self._opened.connection.close()
@@ -132,8 +153,8 @@ class Link:
         pause = BACK_OFF_SEC[min(self._failed, len(BACK_OFF_SEC) - 1)]
         self._failed += 1
         self._next = self._clock() + pause
-        if not self._told:
-            self._told = True
+        if not self._told or (lasts and not self._told_what_lasts):
+            self._told, self._told_what_lasts = True, self._told_what_lasts or lasts
             self._notice(f"{error.message}; a job that runs there goes on, and the connection is sought again")
 
     def _leave(self) -> None:

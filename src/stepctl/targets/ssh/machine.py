@@ -23,7 +23,7 @@ from stepctl.targets.ssh.channel import Agent, Ended, Stream, attach, command
 from stepctl.targets.ssh.connect import Connection, Limits, connect
 from stepctl.targets.ssh.freight import Load, loads, model_folder
 from stepctl.targets.ssh.install import Where, prepare
-from stepctl.targets.ssh.link import Link, Opened
+from stepctl.targets.ssh.link import Absence, Link, Opened
 from stepctl.targets.ssh.mirror import Mirror
 from stepctl.targets.ssh.route import Endpoint
 from stepctl.targets.ssh.transfer import MANIFEST, TransferFailed, fetch_checkpoint, upload
@@ -35,12 +35,14 @@ _SILENT = 3.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds: between two polls, for one look at what has come, between renewals while files go, for a launch."""
+    """Seconds: between two polls, for one look at what has come, between renewals while files go, for a launch, and
+    until a working directory with a job that is not there is given up: after a restart it may be mounted late."""
 
     poll: float = 1.0
     look: float = 0.5
     renew: float = 20.0
     launch: float = 120.0
+    absent: float = 300.0
 
 
 class SshMachine:
@@ -79,13 +81,14 @@ class SshMachine:
         self._limits, self._pace, self._clock, self._sleep = limits, pace, clock, sleep
         self._mirror = Mirror(job, clock)
         self._link = Link(self._attach, clock, tell.notice)
+        self._absence = Absence(clock, pace.absent)
         self._freight = Freight()
         self._state: Job | None = None
         self._asked: tuple[Agent, Ask, float] | None = None
         self._next_poll = self._renewed = 0.0
         self._signals: list[str] = []
         self._launch: Stream | None = None
-        self._python = self._complaint = ""
+        self._python = self._complaint = self._nothing = ""
 
     @property
     def staged(self) -> bool:
@@ -104,12 +107,31 @@ class SshMachine:
     # --- getting there ------------------------------------------------------------------------------------------------
 
     def _attach(self) -> Opened:
-        connection = connect(self._endpoint_of(), self._limits)
         try:
-            return Opened(connection, attach(connection, self._where.workdir, self._run))
+            connection = connect(self._endpoint_of(), self._limits)
+        except StepctlError:
+            self._absence.over()
+            raise
+        try:
+            return Opened(connection, self._found(connection))
         except BaseException:
             connection.close()
             raise
+
+    def _found(self, connection: Connection) -> Agent | None:
+        try:
+            agent = attach(connection, self._where.workdir, self._run)
+        except errors.NoWorkdir:
+            if self._expected and not self._absence.believed():
+                raise
+            return None
+        self._absence.over()
+        return agent
+
+    @property
+    def _expected(self) -> bool:
+        """Whether a job was started on a machine whose disks may come after its sshd; those of a pod do not."""
+        return not self._mark and (self._process is not None or self._mirror.attempt is not None)
 
     def _there(self) -> tuple[Connection, Agent]:
         """The run's agent, waiting for it.
@@ -214,7 +236,7 @@ class SshMachine:
                 launched = self._launched(connection, agent, text.decode())
             except errors.LinkLost as error:
                 # Without examples, whatever was started ends by itself.
-                error.safe, error.next = "nothing was trained", f"stepctl train attach {self._run}"
+                error.safe, error.next = "nothing was trained", "call stepctl train again with the same trace"
                 raise
             if launched.code != "running" or self._clock() >= deadline:
                 break
@@ -246,11 +268,14 @@ class SshMachine:
     def _launched(self, connection: Connection, agent: Agent, spec: str) -> Launched:
         stream = Stream(connection, f"exec sh {command([f'{agent.job}/agent'])} launch")
         launch = Launch(job=agent.job, spec=spec, python=self._python, env=self._where.env, mark=self._mark)
-        stream.write(line(launch))
         try:
+            stream.write(line(launch))
             launched = msgspec.json.decode(stream.line(self._pace.launch), type=Launched)
         except Ended:
             return Launched(error=stream.words() or "the agent ended without an answer")
+        except msgspec.MsgspecError as error:
+            stream.close()
+            return Launched(error=f"the agent says something else: {error}")
         if launched.error:
             stream.close()
         else:
@@ -281,6 +306,8 @@ class SshMachine:
             told = msgspec.json.decode(stream.line(self._pace.launch), type=Launched)
         except Ended:
             told = Launched(error="its starter ended")
+        except msgspec.MsgspecError as error:
+            told = Launched(error=f"its starter says something else: {error}")
         except errors.LinkLost as error:
             # Whether all of it got there, the job itself will say.
             self._link.lost(error)
@@ -327,6 +354,8 @@ class SshMachine:
             return
         if opened.agent is None:
             self._state = Job()
+            if self._expected:
+                self._nothing = f"{opened.connection.where} has nothing of run {self._run} any more"
             self._next_poll = self._clock() + self._pace.poll
             return
         agent = opened.agent
@@ -388,6 +417,8 @@ class SshMachine:
         return self._state is None or self._state.alive
 
     def death(self) -> str:
+        if self._nothing and not self._job.exit_code.exists():
+            return self._nothing
         if self._state is None or self._state.alive or self._job.exit_code.exists() or not self._state.pid:
             return ""
         return "it ended without a result"
