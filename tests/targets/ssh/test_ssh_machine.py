@@ -415,6 +415,25 @@ def test_a_trainer_that_dies_before_it_takes_the_examples(rig: Rig, tmp_path: Pa
     machine.close()
 
 
+def test_a_starter_that_dies_when_the_trainer_has_its_examples(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on, and must not be called a start that failed: the rows would be trained twice."""
+    machine = rig.machine()
+    machine.prepare(Freight())
+    process = machine.start(rig.spec())
+    starter = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    shut = Stream.shut
+
+    def dies_first(stream: Stream) -> None:
+        until(lambda: "steps" in said(rig.there.path))
+        os.kill(starter, signal.SIGKILL)
+        shut(stream)
+
+    monkeypatch.setattr(Stream, "shut", dies_first)
+    machine.send(rig.payload)
+    assert rig.follow(machine).rows_done == 8
+    machine.close()
+
+
 def test_a_job_is_not_removed_while_it_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.faults(pause_at="step:2")
     machine = rig.machine()

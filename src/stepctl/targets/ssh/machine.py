@@ -299,12 +299,15 @@ class SshMachine:
     def send(self, payload: Payload) -> None:
         assert self._launch is not None
         stream, self._launch = self._launch, None
-        counted = _Counted(stream)
+        counted, whole = _Counted(stream), False
         try:
             write_payload(cast(BinaryIO, counted), payload)
             stream.shut()
+            whole = True
             told = msgspec.json.decode(stream.line(self._pace.launch), type=Launched)
         except Ended:
+            if whole:
+                return  # the job itself will say, as below
             told = Launched(error="its starter ended")
         except msgspec.MsgspecError as error:
             told = Launched(error=f"its starter says something else: {error}")
