@@ -36,10 +36,14 @@ def look(world: World, account: Account) -> Sweep:
         RunpodError: the provider cannot be asked.
     """
     found = sweep(account.api, world.store, account.pace)
+    _close_all_kept(world, account, found)
+    return found
+
+
+def _close_all_kept(world: World, account: Account, found: Sweep) -> None:
     living = {each.pod.id for each in found.pods}
     for name in world.store.names():
         close_kept(world, account, name, living)
-    return found
 
 
 def rows(world: World, found: Sweep) -> list[dict[str, Any]]:
@@ -65,7 +69,8 @@ def rows(world: World, found: Sweep) -> list[dict[str, Any]]:
 
 
 def reap(world: World, account: Account, *, dry_run: bool) -> dict[str, Any]:
-    """End pods of ours, of whatever machine, that are past their own deadline; delete leftover secrets.
+    """End pods of ours, of whatever machine, that are past their own deadline; delete leftover secrets; give kept
+    pods of runs here that have ended meanwhile their receipt.
 
     Raises:
         PodAlive: one could not be ended for certain; the others were tried.
@@ -77,6 +82,7 @@ def reap(world: World, account: Account, *, dry_run: bool) -> dict[str, Any]:
     left = [each for each in rows(world, found) if not each["past_deadline"]]
     if dry_run:
         return {"ended": [], "would_end": [each.pod.id for each in late], "secrets": secrets, "left": left}
+    _close_all_kept(world, account, found)
     for name in secrets:
         try:
             account.api.delete_secret(name)
