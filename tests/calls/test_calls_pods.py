@@ -2,96 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 
 import msgspec
 import pytest
-from tests.doubles.runpod import Sandbox
-from tests.targets.runpod.acting import RUN, Clock, Desk
+from tests.calls.renting import interrupt, run_with_pod
+from tests.targets.runpod.acting import RUN, Desk
 
 from stepctl.base.errors import Exit, UsageError
-from stepctl.base.names import iso
-from stepctl.calls import pods
+from stepctl.base.names import iso, utc_now
+from stepctl.calls import pods, removing
+from stepctl.calls.account import account
+from stepctl.calls.attach import attach, end_left
+from stepctl.calls.away import with_pods
+from stepctl.calls.reporting import report_of
 from stepctl.calls.world import World
-from stepctl.config.load import load_settings
-from stepctl.runs.pods import PodFile, PodRecord
-from stepctl.runs.record import ProcessId, RunRecord, TraceRecord
+from stepctl.runs.record import RunRecord
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.errors import PodAlive
 from stepctl.targets.runpod.keys import client_key
-
-
-@pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with Sandbox(tmp_path_factory.mktemp("runpod")) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def desk(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    running.reset()
-    monkeypatch.setenv("RUNPOD_API_KEY", running.key)
-    desk = Desk(running, Clock(running.advance), tmp_path / "elsewhere")
-    yield desk
-    desk.close()
-    running.check()
-
-
-@pytest.fixture
-def world(desk: Desk, tmp_path: Path) -> World:
-    """A project with two targets that rent, of which ``cloud`` is the emulated provider's."""
-    (tmp_path / "stepctl.toml").write_text(
-        f'target = "other"\n[targets.other]\nkind = "runpod"\nmax_hours = 1\napi_url = "http://127.0.0.1:9/v2"\n'
-        f'[targets.cloud]\nkind = "runpod"\nmax_hours = 1\npoll_seconds = 10\napi_url = "{desk.sandbox.url}"\n'
-    )
-    return World(load_settings({}, {}, tmp_path), now=desk.clock.now, wait=desk.clock.sleep)
-
-
-def run_with_pod(world: World, desk: Desk, run: str = RUN, target: str = "cloud") -> PodFile:
-    """A run of the project, and the desk at it."""
-    options = {"kind": "runpod", "api_url": desk.sandbox.url, "max_hours": 1.0, "poll_seconds": 10.0}
-    record = RunRecord(
-        run=run,
-        created_at="",
-        updated_at="",
-        state="running",
-        method="sft",
-        model="m",
-        bucket="b",
-        lineage="main",
-        target=target,
-        target_options=options,
-        key=None,
-        trace=TraceRecord(paths=(), sha256="", rows_total=0),
-        eval=None,
-        parent="",
-        from_step=0,
-        steps_planned=1,
-        new_root=True,
-        client=ProcessId(pid=1, started=""),
-    )
-    world.store.create(record)
-    desk.file = PodFile(world.store.folder(run))
-    desk.file.save(PodRecord(run=run, target=target, account=desk.api.account))
-    desk.make(run=run)
-    return desk.file
 
 
 def test_a_run_is_asked_about_where_it_was_rented(world: World, desk: Desk) -> None:
     run_with_pod(world, desk)
     pod = desk.attempts[0]
     for word in (RUN, RUN[:10], pod.pod, pod.name):
-        with pods.account(world, None, word) as account:
-            assert (account.name, account.api.url) == ("cloud", desk.sandbox.url)
-    with pods.account(world, "other", RUN) as account:
-        assert account.name == "other"
-    with pods.account(world, None, "nothing") as account:
-        assert account.name == "other"
-    with pytest.raises(UsageError), pods.account(world, "local", RUN):
+        with account(world, None, word) as asked:
+            assert (asked.name, asked.api.url) == ("cloud", desk.sandbox.url)
+    with account(world, "other", RUN) as asked:
+        assert asked.name == "other"
+    with account(world, None, "nothing") as asked:
+        assert asked.name == "other"
+    with pytest.raises(UsageError), account(world, "local", RUN):
         pass
-    with pods.account(world, None, RUN) as account:
-        assert [each["pod"] for each in pods.remove(world, account, RUN)["ended"]] == [pod.pod]
+    with account(world, None, RUN) as asked:
+        assert [each["pod"] for each in removing.remove(world, asked, RUN)["ended"]] == [pod.pod]
 
 
 @pytest.mark.parametrize("state", ["done", "running"])
@@ -101,8 +48,8 @@ def test_a_kept_pod_takes_the_keys_of_a_run_that_has_ended_along(world: World, d
     client_key(desk.file)
     world.store.update(RUN, lambda record: setattr(record, "state", state))
     change(desk.file, desk.attempts[0], state="kept", kept_until=iso(desk.clock.utc()))
-    with pods.account(world, "cloud") as account:
-        pods.remove(world, account, str(desk.attempts[0].pod))
+    with account(world, "cloud") as asked:
+        removing.remove(world, asked, str(desk.attempts[0].pod))
     assert desk.states() == ["gone"]
     assert desk.file.client_key.exists() == (state == "running")
 
@@ -112,14 +59,14 @@ def test_kept_pods_of_other_accounts_stay(world: World, desk: Desk) -> None:
     change(desk.file, desk.attempts[0], state="kept", kept_until=iso(desk.clock.utc()))
     desk.file.update(lambda record: setattr(record, "account", "0123456789abcdef"))
     desk.sandbox.end(desk.attempts[0].pod or "")
-    with pods.account(world, "cloud") as account:
-        pods.look(world, account)
+    with account(world, "cloud") as asked:
+        pods.look(world, asked)
         assert desk.states() == ["kept"]
         desk.file.update(lambda record: setattr(record, "account", None))
-        pods.look(world, account)
+        pods.look(world, asked)
         assert desk.states() == ["kept"]
-        desk.file.update(lambda record: setattr(record, "account", account.api.account))
-        pods.look(world, account)
+        desk.file.update(lambda record: setattr(record, "account", asked.api.account))
+        pods.look(world, asked)
     assert desk.states() == ["gone"]
 
 
@@ -127,8 +74,8 @@ def test_a_kept_pod_that_one_list_does_not_show_stays(world: World, desk: Desk) 
     run_with_pod(world, desk)
     change(desk.file, desk.attempts[0], state="kept", kept_until=iso(desk.clock.utc()))
     desk.sandbox.quirks(desk.attempts[0].pod, unlisted=1)
-    with pods.account(world, "cloud") as account:
-        pods.look(world, account)
+    with account(world, "cloud") as asked:
+        pods.look(world, asked)
     assert desk.states() == ["kept"]
     assert len(desk.sandbox.pods()) == 1
 
@@ -139,13 +86,13 @@ def test_a_create_that_is_under_way_may_still_become_a_pod(world: World, desk: D
     late = msgspec.structs.replace(desk.attempts[0], name=f"stepctl-{RUN}-9", pod=None, state="intended")
     desk.file.update(lambda record: record.attempts.append(late))
     desk.file.client_key.write_text("key")
-    with pods.account(world, None, RUN) as account:
+    with account(world, None, RUN) as asked:
         with pytest.raises(PodAlive, match=f"{RUN}-9") as caught:
-            pods.remove(world, account, RUN)
+            removing.remove(world, asked, RUN)
         assert caught.value.exit_code == Exit.POD_ALIVE
         assert (desk.states(), desk.file.client_key.exists()) == (["gone", "unresolved"], True)
         desk.clock.sleep(1000)
-        pods.remove(world, account, RUN)
+        removing.remove(world, asked, RUN)
     assert (desk.states(), desk.file.client_key.exists()) == (["gone", "refused"], False)
 
 
@@ -155,8 +102,8 @@ def test_reap_goes_on_past_what_it_cannot_write(world: World, desk: Desk) -> Non
     (files[0].folder / ".pod").unlink()
     (files[0].folder / ".pod").mkdir()
     desk.clock.sleep(7200 + 300)
-    with pods.account(world, "cloud") as account, pytest.raises(OSError, match="directory"):
-        pods.reap(world, account, dry_run=False)
+    with account(world, "cloud") as asked, pytest.raises(OSError, match="directory"):
+        pods.reap(world, asked, dry_run=False)
     assert desk.sandbox.pods() == []
     assert [file.load().attempts[0].state for file in files] == ["made", "gone", "gone"]
 
@@ -168,5 +115,85 @@ def test_reap_tells_of_a_pod_that_may_be_alive_first(world: World, desk: Desk) -
     (files[0].folder / ".pod").mkdir()
     desk.sandbox.quirks(files[1].load().attempts[0].pod, undying=-1)
     desk.clock.sleep(7200 + 300)
-    with pods.account(world, "cloud") as account, pytest.raises(PodAlive):
-        pods.reap(world, account, dry_run=False)
+    with account(world, "cloud") as asked, pytest.raises(PodAlive):
+        pods.reap(world, asked, dry_run=False)
+
+
+def test_an_interrupted_reap_tells_of_what_is_left(world: World, desk: Desk) -> None:
+    files = [run_with_pod(world, desk, run) for run in (RUN, "20261130T051502917-2f9c0a")]
+    desk.clock.sleep(7200 + 300)
+    with account(replace(world, wait=interrupt), "cloud") as asked, pytest.raises(PodAlive) as caught:
+        pods.reap(world, asked, dry_run=False)
+    assert all(str(file.load().attempts[0].pod) in caught.value.message for file in files)
+    assert caught.value.next == "stepctl pod reap"
+
+
+def _kept(world: World, desk: Desk, seconds: float) -> None:
+    """An ended run whose pod is kept for so long from now, with its key."""
+    run_with_pod(world, desk)
+    client_key(desk.file)
+    change(desk.file, desk.attempts[0], state="kept", kept_until=iso(utc_now() + timedelta(seconds=seconds)))
+
+    def end(record: RunRecord) -> None:
+        record.state = "done"
+        report = with_pods(report_of(record), world.store, RUN)
+        report.state = "done"
+        record.report = msgspec.to_builtins(report)
+
+    world.store.update(RUN, end)
+
+
+def _reap(world: World, **options: bool) -> None:
+    with account(world, "cloud") as asked:
+        pods.reap(world, asked, **{"dry_run": False, **options})
+
+
+CLOSERS = [_reap, end_left, lambda world: attach(world, RUN)]
+
+
+@pytest.mark.parametrize("close", CLOSERS, ids=["reap", "train", "attach"])
+def test_a_kept_pod_that_nobody_took_gets_its_receipt(
+    world: World, desk: Desk, close: Callable[[World], object]
+) -> None:
+    _kept(world, desk, -60)
+    desk.sandbox.end(desk.attempts[0].pod or "")
+    close(world)
+    assert (desk.states(), desk.file.client_key.exists()) == (["gone"], False)
+    assert (desk.attempts[0].ended_by, desk.attempts[0].reason) == ("pod", "nobody took it in its time")
+    report = world.store.load(RUN).report or {}
+    assert [each["state"] for each in report["pods"]] == ["gone"]
+    assert report["exit_code"] == 0
+
+
+@pytest.mark.parametrize("close", CLOSERS, ids=["reap", "train", "attach"])
+def test_a_kept_pod_that_lives_stays(world: World, desk: Desk, close: Callable[[World], object]) -> None:
+    """Past its time as well: it ends itself, and ``pod reap`` ends it past its deadline."""
+    _kept(world, desk, -60)
+    close(world)
+    assert (desk.states(), desk.file.client_key.exists(), len(desk.sandbox.pods())) == (["kept"], True, 1)
+
+
+def test_reap_that_only_looks_changes_no_record(world: World, desk: Desk) -> None:
+    _kept(world, desk, -60)
+    desk.sandbox.end(desk.attempts[0].pod or "")
+    _reap(world, dry_run=True)
+    assert desk.states() == ["kept"]
+
+
+def test_a_kept_pod_within_its_time_is_not_asked_for(world: World, desk: Desk) -> None:
+    _kept(world, desk, 3600)
+    asked = len(desk.sandbox.calls())
+    end_left(world)
+    attach(world, RUN)
+    assert (desk.states(), len(desk.sandbox.calls())) == (["kept"], asked)
+
+
+def test_a_kept_pod_that_cannot_be_asked_for_is_passed_over(
+    world: World, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _kept(world, desk, -60)
+    desk.sandbox.end(desk.attempts[0].pod or "")
+    monkeypatch.delenv("RUNPOD_API_KEY")
+    end_left(world)
+    assert attach(world, RUN).state == "done"
+    assert desk.states() == ["kept"]

@@ -115,7 +115,8 @@ def _commit(world: World, record: RunRecord) -> RunRecord:
 
 
 def reclaim(world: World, record: RunRecord) -> RunRecord:
-    """End pods that an ended run left, delete a secret that it left, and put that into its report.
+    """End pods that an ended run left, delete a secret that it left, and put that into its report; a kept pod that
+    nobody took gets its receipt.
 
     Raises:
         StepctlError: the provider cannot be asked.
@@ -124,6 +125,10 @@ def reclaim(world: World, record: RunRecord) -> RunRecord:
     if record.report is None or not file.exists():
         return record
     left = file.load()
+    if left.open and not left.unended:
+        from stepctl.calls.receipts import close_lapsed
+
+        record, left = close_lapsed(world, record), file.load()
     if not left.unended and not left.secret_open:
         return record
     report = msgspec.convert(record.report, Report)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepctl.base.bugs import bug
 from stepctl.base.errors import Exit, StepctlError, UsageError
 from stepctl.base.files import sha256_bytes
 from stepctl.calls.saved import commit_saved
@@ -20,7 +21,7 @@ from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.records import Manifest
 from stepctl.lineage.store import LineageState, copy_checkpoint, lines_of
 from stepctl.models.resolve import is_folder
-from stepctl.runs.pods import PodFile
+from stepctl.runs.pods import Attempt, PodFile
 from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
 from stepctl.targets.base import Freight, Machine, Teller
@@ -233,12 +234,21 @@ def blaming_pods(store: RunStore, run: str) -> Iterator[None]:
     except StepctlError as error:
         blame_pods(error, store, run)
         raise
-    except OSError as error:
-        said = StepctlError(": ".join(str(part) for part in (error.strerror or error, error.filename) if part))
+    except Exception as error:
+        said = in_words(error)
+        report_it = said.next
         blame_pods(said, store, run)
         if said.exit_code == Exit.POD_ALIVE:
+            said.next += f"; then {report_it}" if report_it else ""
             raise said from error
         raise
+
+
+def in_words(error: Exception) -> StepctlError:
+    """An error that a person reads, of what the operating system refused, or of a bug."""
+    if isinstance(error, OSError):
+        return StepctlError(": ".join(str(part) for part in (error.strerror or error, error.filename) if part))
+    return bug(error)
 
 
 def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
@@ -247,14 +257,22 @@ def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
     try:
         alive = file.load().unended if file.exists() else []
     except StepctlError:
+        # Damaged, or of a newer release: what it rented is not known here.
+        error.exit_code = Exit.POD_ALIVE
+        error.cost = f"a pod may still be alive, and the record of it cannot be read: {file.path}"
+        error.next = "stepctl pod ls"
         return
     if not alive:
         return
-    prices = [each.price or each.listed_price for each in alive]
-    rate = f" (${sum(p for p in prices if p):.2f} an hour)" if any(prices) else ""
-    names = ", ".join(each.pod or each.name for each in alive)
     error.exit_code = Exit.POD_ALIVE
-    error.cost = f"a pod may still be alive: {names}{rate}"
+    error.cost = still_costs(alive)
     error.next = f"stepctl pod rm {run}"
     if any(each.state == "working" for each in alive):
         error.next = f"stepctl train attach {run} brings its work home and ends it; {error.next} ends it at once"
+
+
+def still_costs(alive: Sequence[Attempt]) -> str:
+    """Which pods may be alive, and their price."""
+    prices = [each.price or each.listed_price for each in alive]
+    rate = f" (${sum(p for p in prices if p):.2f} an hour)" if any(prices) else ""
+    return f"a pod may still be alive: {', '.join(each.pod or each.name for each in alive)}{rate}"

@@ -7,16 +7,12 @@ import errno
 import os
 import select
 import sys
-from pathlib import Path
 from typing import TextIO
 
+from stepctl.base.bugs import DEBUG, bug
 from stepctl.base.errors import Exit, StepctlError
 from stepctl.cli.output import emit_json, write_line
 
-DEBUG = "STEPCTL_DEBUG"
-"""At 1, the traceback of an unexpected error is printed."""
-
-_PACKAGE = Path(__file__).parents[1]
 _REFUSED = (Exit.USAGE, Exit.TRACE_REFUSED, Exit.CONFLICT)
 
 _UNCHANGED = "checkpoints that are stored are as they were"
@@ -56,7 +52,7 @@ def _known(error: BaseException) -> StepctlError:
         return interrupted
     if isinstance(error, OSError) and error.errno is not None:
         return _system_error(error)
-    return _bug(error)
+    return bug(error)
 
 
 def _lines(error: StepctlError) -> list[str]:
@@ -92,22 +88,6 @@ def _system_error(error: OSError) -> StepctlError:
         errno.ENOENT: ("no such file or folder", "not_found", "check the path; it may have been removed meanwhile"),
     }.get(error.errno or 0, (error.strerror or type(error).__name__, "system", "mend that, then repeat the command"))
     return StepctlError(f"{what}{where}", safe=_UNCHANGED, next=remedy, code=code, details={"paths": names})
-
-
-def _bug(error: BaseException) -> StepctlError:
-    """Only the type and the place: a message may quote an example, and locals may hold a token."""
-    place = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        path = Path(traceback.tb_frame.f_code.co_filename)
-        if path.is_relative_to(_PACKAGE):
-            place = f" at {path.relative_to(_PACKAGE)}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return StepctlError(
-        f"this is a bug in stepctl: {type(error).__name__}{place}",
-        next=f"repeat the command with {DEBUG}=1 and report what it prints",
-        code="bug",
-    )
 
 
 def _print_traceback(error: BaseException) -> None:

@@ -11,7 +11,7 @@ from stepctl.cli.output import Output
 
 def gpus(target: PodTarget = None, json: Json = False) -> int:
     """List GPU types: memory, price of the target's whole pod, stock (a guess of the provider), the cheapest first."""
-    from stepctl.calls.pods import account
+    from stepctl.calls.account import account
     from stepctl.cli.session import open_world
     from stepctl.targets.runpod.records import usd
 

@@ -17,7 +17,8 @@ def logs(
     json: Json = False,
 ) -> int:
     """Print the log of a pod's container: its start, its watchdog. Of a pod that is gone, what was captured."""
-    from stepctl.calls.pods import account, log_lines
+    from stepctl.calls.account import account
+    from stepctl.calls.pods import log_lines
     from stepctl.cli.session import open_world
 
     output = Output(json)

@@ -12,7 +12,8 @@ from stepctl.cli.output import Output
 def ls(target: PodTarget = None, json: Json = False) -> int:
     """List our pods: state, age, price, what they cost so far and what ends them; pods that no run here knows are
     marked as strays."""
-    from stepctl.calls.pods import account, look, rows
+    from stepctl.calls.account import account
+    from stepctl.calls.pods import look, rows
     from stepctl.cli.session import open_world
 
     output = Output(json)

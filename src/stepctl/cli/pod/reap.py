@@ -17,7 +17,7 @@ def reap(
 ) -> int:
     """End pods of ours, of any machine, that are past their own deadline, and delete leftover secrets. Others are left
     alone."""
-    from stepctl.calls.pods import account
+    from stepctl.calls.account import account
     from stepctl.calls.pods import reap as call
     from stepctl.cli.session import open_world
 

@@ -17,13 +17,12 @@ def rm(
 ) -> int:
     """End the pods of a run, or one pod, and wait until the provider confirms it (exit 8 when it does not). A job that
     runs there is lost: stepctl train stop RUN saves it first."""
-    from stepctl.calls.pods import account, remove
+    from stepctl.calls.removing import rm as call
     from stepctl.cli.session import open_world
 
     output = Output(json)
     world = open_world(output, {})
-    with account(world, target, name) as rented:
-        done = remove(world, rented, name)
+    done = call(world, target, name)
     from stepctl.cli.display import dollars
 
     lines = [

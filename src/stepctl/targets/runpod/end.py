@@ -109,11 +109,12 @@ def end_unrecorded(api: Api, run: str, pod: Pod, pace: Pace, *, limit: float = E
     watch = _Watch(api, pod.id)
     while not watch.gone():
         if deadline.over or watch.denials >= MOST_DENIALS:
-            raise pod_alive(run, [_unrecorded(pod)], watch.trouble)
+            raise pod_alive(run, [unrecorded(pod)], watch.trouble)
         pace.poll()
 
 
-def _unrecorded(pod: Pod) -> Attempt:
+def unrecorded(pod: Pod) -> Attempt:
+    """A pod of which no record is here, as its record would be."""
     return Attempt(
         name=pod.name,
         state="ending",
