@@ -15,8 +15,9 @@ from stepctl.base.errors import Exit, UsageError
 from stepctl.base.names import iso, utc_now
 from stepctl.calls import pods, removing
 from stepctl.calls.account import account
-from stepctl.calls.attach import attach, end_left
+from stepctl.calls.attach import attach
 from stepctl.calls.away import with_pods
+from stepctl.calls.leftovers import end_left
 from stepctl.calls.reporting import report_of
 from stepctl.calls.world import World
 from stepctl.runs.record import RunRecord

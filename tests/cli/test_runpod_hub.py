@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.cli.hub_machines import trained
 from tests.doubles.hub import Hub
-from tests.doubles.project import rows, until
+from tests.doubles.project import kill, rows, until
 from tests.doubles.rented import Cloud, Rented
+from tests.doubles.runpod import Fault
 
 pytestmark = pytest.mark.pods
 
@@ -83,3 +84,17 @@ def test_a_secure_pod_commits_itself_with_the_token(project: Rented, plain_hub: 
     assert (process.returncode, project.record()["staged"]) == (0, False)
     assert trained(plain_hub, project, bucket(project.path)) == 5
     project.clean("client")
+
+
+def test_a_pod_that_committed_ends_itself_at_once_and_the_receipt_says_so(project: Rented, plain_hub: Hub) -> None:
+    """Its client knows the result, and dies before it ends the pod."""
+    project.sandbox.fault(Fault(r"^GET /v2/pods/\w+/logs", hold=True))
+    process = project.start("train", project.trace("a.jsonl", rows(5)))
+    project.sandbox.wait_held()
+    kill(process)
+    project.sandbox.release()
+    project.sandbox.wait_event("ended")
+    report = project.attach()
+    assert (report["state"], report["rows_done"], report["pods"][0]["ended_by"]) == ("done", 5, "pod")
+    assert trained(plain_hub, project, bucket(project.path)) == 5
+    project.clean("pod")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -347,13 +348,21 @@ class PodMachine:
         job, options, attempt = self._job, self._options, self._attempt()
         if not self._has_job:
             return "provider" if attempt is not None and self._is_young(attempt) else "pod"
-        if job.reason.exists() or self._ssh.death():
+        if job.reason.exists() or self._ssh.death() or self._committed_itself():
             return "pod"
         heard = moment(attempt.working_at) if attempt is not None else None
         if job.events.exists():
             heard = datetime.fromtimestamp(job.events.stat().st_mtime, UTC)
         patience = 60 * min(float(options["stall_minutes"]), float(options["retrieve_grace_minutes"]))
         return "provider" if heard is None or (utc_now() - heard).total_seconds() < patience else "pod"
+
+    def _committed_itself(self) -> bool:
+        """Whether the job told that its checkpoint is in the bucket on the Hub: its pod ends itself at once then."""
+        try:
+            state = json.loads(self._job.result.read_bytes())["state"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+        return not self._record.staged and state in ("done", "stopped")
 
     def _is_young(self, attempt: Attempt) -> bool:
         """Whether neither the lease nor the boot grace of a pod without a job can be over."""
