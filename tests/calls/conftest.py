@@ -11,6 +11,7 @@ from tests.targets.runpod.acting import Clock, Desk
 
 from stepctl.calls.world import World
 from stepctl.config.load import load_settings
+from stepctl.targets.runpod import machine
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,12 @@ def desk(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     yield desk
     desk.close()
     running.check()
+
+
+@pytest.fixture
+def paced(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that are rented wait on the desk's clock too."""
+    monkeypatch.setattr(machine, "Pace", lambda seconds, sleep: desk.clock.pace(seconds))
 
 
 @pytest.fixture

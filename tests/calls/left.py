@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.doubles.project import Project, rows
-from tests.targets.runpod.acting import RUN, Desk
+from tests.targets.runpod.acting import RUN, Desk, run_record
 
 from stepctl.base.names import iso
 from stepctl.calls import leftovers
@@ -60,22 +60,14 @@ class Left:
             **changes,
         }
         self.run = fields["run"]
-        record = RunRecord(
+        record = run_record(
             created_at=iso(self.desk.clock.utc()),
-            updated_at="",
-            method="sft",
             model=settings.model,
-            lineage="main",
-            target="cloud",
             target_options=target_options(settings, "a"),
             key="a",
             trace=TraceRecord(paths=(), sha256="", rows_total=4),
-            eval=None,
             parent="root",
-            from_step=0,
-            steps_planned=1,
             new_root=False,
-            client=ProcessId(pid=1, started=""),
             **fields,
         )
         self.world.store.create(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.doubles.runpod import Sandbox
 from tests.targets.runpod.acting import L4, Clock, Desk
 
 from stepctl.calls import elsewhere
@@ -26,22 +25,6 @@ from stepctl.targets.runpod.wants import body_of
 
 HUB, FOLDER = "hf://buckets/me/traces", "checkpoints"
 Go = Callable[..., None]
-
-
-@pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with Sandbox(tmp_path_factory.mktemp("runpod")) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def desk(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    running.reset()
-    monkeypatch.setenv("RUNPOD_API_KEY", running.key)
-    desk = Desk(running, Clock(running.advance), tmp_path / "elsewhere")
-    yield desk
-    desk.close()
-    running.check()
 
 
 def world_of(desk: Desk, tmp_path: Path, bucket: str) -> World:

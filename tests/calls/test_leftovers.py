@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.calls.left import Left
-from tests.doubles.runpod import Sandbox
-from tests.targets.runpod.acting import RUN, Clock, Desk
+from tests.targets.runpod.acting import RUN, Desk
 
 from stepctl.base.errors import Exit
 from stepctl.calls import leftovers
 from stepctl.calls.leftovers import with_left
 from stepctl.calls.reporting import report_of
-from stepctl.targets.runpod import machine
 from stepctl.targets.runpod.attempts import change
 from stepctl.targets.runpod.errors import PodAlive
 
-
-@pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with Sandbox(tmp_path_factory.mktemp("runpod")) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def desk(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    running.reset()
-    monkeypatch.setenv("RUNPOD_API_KEY", running.key)
-    desk = Desk(running, Clock(running.advance), tmp_path / "elsewhere")
-    monkeypatch.setattr(machine, "Pace", lambda seconds, sleep: desk.clock.pace(seconds))
-    yield desk
-    desk.close()
-    running.check()
+pytestmark = pytest.mark.usefixtures("paced")
 
 
 def test_what_it_commits_before_its_end_answers_the_call(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.calls.left import Left
-from tests.doubles.runpod import Sandbox
-from tests.targets.runpod.acting import Clock, Desk
+from tests.targets.runpod.acting import Desk
 
 from stepctl.base.errors import Exit
 from stepctl.calls import settle as settling
@@ -18,24 +16,8 @@ from stepctl.calls.world import World
 from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
 from stepctl.targets.base import Machine
-from stepctl.targets.runpod import machine as machines
 
-
-@pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with Sandbox(tmp_path_factory.mktemp("runpod")) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def desk(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    running.reset()
-    monkeypatch.setenv("RUNPOD_API_KEY", running.key)
-    desk = Desk(running, Clock(running.advance), tmp_path / "elsewhere")
-    monkeypatch.setattr(machines, "Pace", lambda seconds, sleep: desk.clock.pace(seconds))
-    yield desk
-    desk.close()
-    running.check()
+pytestmark = pytest.mark.usefixtures("paced")
 
 
 def committing(desk: Desk, folder: Path, monkeypatch: pytest.MonkeyPatch, *, staged: bool = False) -> Left:

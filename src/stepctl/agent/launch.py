@@ -149,9 +149,9 @@ def environment(told: Launch) -> dict[str, str]:
 def _note(job: JobDir, told: Launch, child: subprocess.Popen[bytes]) -> str:
     found = identify(child.pid)
     began = found.started if found else "ended at once"
-    note = Started(pid=child.pid, started=began, attempt=attempt_of(told.spec.encode()))
-    if not told.mark:  # a pod is one machine, whose name may change when it starts anew
-        note = msgspec.structs.replace(note, host=os.uname().nodename, view=_view())
+    # A pod is one machine, whose name may change when it starts anew.
+    host, view = ("", "") if told.mark else (os.uname().nodename, _view())
+    note = Started(pid=child.pid, started=began, attempt=attempt_of(told.spec.encode()), host=host, view=view)
     write_atomic(job.process, msgspec.json.encode(note) + b"\n", mode=0o600)
     if told.mark:
         make_dirs(Path(told.mark).parent)

@@ -24,8 +24,10 @@ from stepctl.base.files import BLOCK, TEMPORARY, fsync_dir
 _LINE = 1 << 16
 _FEW = 32
 _LONG = 1 << 16
-_BLOCK = 16 * (32768 - 64)
-"""Small enough to stay in a processor's cache while it is copied, hashed and sent; it fills packets of SSH."""
+PACKET = 32768 - 64
+"""Bytes that fill a packet as OpenSSH takes it."""
+_BLOCK = 16 * PACKET
+"""Small enough to stay in a processor's cache while it is copied, hashed and sent."""
 _BUFFER = 2 * _BLOCK
 _WRITEBACK = 1 << 24
 _START_WRITING = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from stepctl.lineage.buckets import is_hub
 from stepctl.lineage.records import Manifest
 from stepctl.lineage.store import LineageState, copy_checkpoint, lines_of
 from stepctl.models.resolve import is_folder
-from stepctl.runs.pods import Attempt, PodFile
+from stepctl.runs.pods import PodFile
 from stepctl.runs.record import RunRecord
 from stepctl.runs.report import Report
 from stepctl.targets.base import Freight, Machine, Teller
@@ -264,15 +264,11 @@ def blame_pods(error: StepctlError, store: RunStore, run: str) -> None:
         return
     if not alive:
         return
+    prices = [each.price or each.listed_price for each in alive]
+    rate = f" (${sum(p for p in prices if p):.2f} an hour)" if any(prices) else ""
+    names = ", ".join(each.pod or each.name for each in alive)
     error.exit_code = Exit.POD_ALIVE
-    error.cost = still_costs(alive)
+    error.cost = f"a pod may still be alive: {names}{rate}"
     error.next = f"stepctl pod rm {run}"
     if any(each.state == "working" for each in alive):
         error.next = f"stepctl train attach {run} brings its work home and ends it; {error.next} ends it at once"
-
-
-def still_costs(alive: Sequence[Attempt]) -> str:
-    """Which pods may be alive, and their price."""
-    prices = [each.price or each.listed_price for each in alive]
-    rate = f" (${sum(p for p in prices if p):.2f} an hour)" if any(prices) else ""
-    return f"a pod may still be alive: {', '.join(each.pod or each.name for each in alive)}{rate}"

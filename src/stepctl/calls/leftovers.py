@@ -38,7 +38,7 @@ def rivals(world: World, bucket: str, lineage: str) -> list[RunRecord]:
     found = []
     for record, alive in _left(world, bucket, lineage):
         job = world.store.job_dir(record.run)
-        unheard = record.job is not None and not (job.result.exists() or job.exit_code.exists())
+        unheard = record.job is not None and not job.has_ended
         working = any(each.working_at for each in alive)
         if unheard and working and not record.staged and record.state != "done":
             found.append(record)

@@ -121,8 +121,7 @@ def settle(world: World, record: RunRecord, machine: Machine | None = None, *, e
 def _may_commit_unseen(store: RunStore, record: RunRecord, machine: Machine) -> bool:
     """Whether a job that was cancelled may still commit by itself: nobody saw its end, and nobody gets to it."""
     job = store.job_dir(record.run)
-    seen = job.result.exists() or job.exit_code.exists()
-    return not record.staged and not seen and machine.lost and job.requested() == "cancel"
+    return not record.staged and not job.has_ended and machine.lost and job.requested() == "cancel"
 
 
 def _end_first(world: World, record: RunRecord, machine: Machine) -> None:

@@ -44,6 +44,11 @@ class JobDir:
         return self.path / "exit_code"
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the job's end is known here: by its result, or by its exit code."""
+        return self.result.exists() or self.exit_code.exists()
+
+    @property
     def out(self) -> Path:
         """Checkpoints that are saved but not committed yet."""
         return self.path / "out"

@@ -13,6 +13,7 @@ from tests.doubles.runpod import Sandbox
 
 from stepctl.base.names import utc_now
 from stepctl.runs.pods import Attempt, PodFile, PodRecord
+from stepctl.runs.record import ProcessId, RunRecord, TraceRecord
 from stepctl.targets.base import Teller
 from stepctl.targets.runpod.api import Api
 from stepctl.targets.runpod.create import make_pod
@@ -47,6 +48,29 @@ class Clock:
 
     def pace(self, poll_seconds: float = 10.0) -> Pace:
         return Pace(poll_seconds, self.sleep, self.now, self.utc)
+
+
+def run_record(run: str = RUN, **fields: Any) -> RunRecord:
+    """The record of a run that rents; ``fields`` in the place of these."""
+    usual: dict[str, Any] = {
+        "created_at": "",
+        "updated_at": "",
+        "state": "running",
+        "method": "sft",
+        "model": "m",
+        "bucket": "b",
+        "lineage": "main",
+        "target": "cloud",
+        "key": None,
+        "trace": TraceRecord(paths=(), sha256="", rows_total=0),
+        "eval": None,
+        "parent": "",
+        "from_step": 0,
+        "steps_planned": 1,
+        "new_root": True,
+        "client": ProcessId(pid=1, started=""),
+    }
+    return RunRecord(run=run, **(usual | fields))
 
 
 class Died(BaseException):

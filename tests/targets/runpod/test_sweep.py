@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from tests.doubles.runpod import Fault
-from tests.targets.runpod.acting import L4, RUN, Desk
+from tests.targets.runpod.acting import L4, RUN, Desk, run_record
 
 from stepctl.runs.pods import PodFile, PodRecord
-from stepctl.runs.record import ProcessId, RunRecord, TraceRecord
 from stepctl.runs.store import RunStore
 from stepctl.targets.runpod.end import end_all
 from stepctl.targets.runpod.errors import PodAlive
@@ -27,26 +26,7 @@ OTHER = "20261129T101112345-aaaaaa"
 def store(tmp_path: Path, desk: Desk) -> RunStore:
     """A store in which the desk's run is."""
     store = RunStore(tmp_path / "runs")
-    record = RunRecord(
-        run=RUN,
-        created_at="",
-        updated_at="",
-        state="running",
-        method="sft",
-        model="m",
-        bucket="b",
-        lineage="main",
-        target="cloud",
-        key=None,
-        trace=TraceRecord(paths=(), sha256="", rows_total=0),
-        eval=None,
-        parent="",
-        from_step=0,
-        steps_planned=1,
-        new_root=True,
-        client=ProcessId(pid=1, started=""),
-    )
-    store.create(record)
+    store.create(run_record())
     desk.file = PodFile(store.folder(RUN))
     desk.file.save(PodRecord(run=RUN, target="cloud"))
     return store

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import paramiko
 
+from stepctl.base.archive import PACKET
 from stepctl.jobs.remote import MARK, PROTOCOL, Ask, Told, line
 from stepctl.targets.ssh import errors
 from stepctl.targets.ssh.connect import Connection
@@ -20,8 +21,8 @@ _SURE = 0.5
 _WORDS = 1 << 16
 _MUCH = 1 << 18
 _GATHER = 0.002
-_PIECE = 8 * (32768 - 64)
-"""What must get through within the limit of an answer; it fills the packets that OpenSSH takes."""
+_PIECE = 8 * PACKET
+"""What must get through within the limit of an answer."""
 
 
 class Ended(Exception):
